@@ -1,0 +1,50 @@
+# The README's two commands are `make up` and `make test`; the rest is for people who change llmgw.
+SHELL := /bin/sh
+PY := .venv/bin/python
+UV := .venv/bin/uv
+ARGS ?=
+BENCH ?=
+
+.PHONY: up test check bench e2e lock clean
+
+up: .venv/ready
+	@exec .venv/bin/llmgw up $(ARGS)
+
+test: .venv/dev-ready
+	@sh tests/prepare.sh
+	$(PY) -m pytest -n 2 $(ARGS)
+
+check: .venv/dev-ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/mypy
+	$(PY) manage.py check --fail-level WARNING
+	$(PY) manage.py makemigrations --check --dry-run
+	$(PY) -m docs.reference --check
+
+bench: .venv/bench-ready
+	@$(PY) -m tests.bench $(BENCH)
+
+e2e: .venv/dev-ready
+	$(PY) -m pytest -m e2e $(ARGS)
+
+lock:
+	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 pyproject.toml --group build -o requirements.lock
+	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 -c requirements.lock pyproject.toml --group build --group dev -o requirements-dev.lock
+	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 -c requirements.lock pyproject.toml --group bench -o requirements-bench.lock
+
+.venv/ready: requirements.lock pyproject.toml
+	@sh llmgw/ops/environment.sh requirements.lock
+	@touch $@
+
+.venv/dev-ready: requirements-dev.lock .venv/ready
+	@sh llmgw/ops/environment.sh requirements-dev.lock
+	@touch $@
+
+.venv/bench-ready: requirements-bench.lock .venv/dev-ready
+	@$(UV) pip install -q --require-hashes -r requirements-bench.lock
+	@touch $@
+
+clean:
+	rm -rf .venv data

@@ -1,0 +1,223 @@
+"""The words that control plane and agent exchange: JSON messages over one websocket, tagged by `type` (ND-1..6).
+
+Up: Register, Heartbeat, ShardStatus, Ack. Down: Welcome, Refused, Command. Pure; both sides import it.
+Sizes are bytes, durations seconds. `None` is unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+PATH = "/agent/stream"
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+TAIL_BYTES = 16 * 1024
+MAX_FILES = 2000
+
+State = Literal["fetching", "installing", "starting", "loading", "ready", "draining", "stopping", "stopped", "failed"]
+STATES: tuple[State, ...] = State.__args__  # type: ignore[attr-defined]
+ENDED: tuple[State, ...] = ("stopped", "failed")
+
+
+class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
+    pass
+
+
+# --- what a node is --------------------------------------------------------------------------------------------------
+class Cpu(Struct, kw_only=True):
+    model: str | None = None
+    cores: int | None = None
+    numa_nodes: int | None = None
+
+
+class Gpu(Struct, kw_only=True):
+    uuid: str
+    index: int
+    name: str
+    gpu_class: str
+    memory_bytes: int | None = None
+    healthy: bool = True
+    fault: str = ""
+
+
+class Disk(Struct, kw_only=True):
+    path: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class Build(Struct, kw_only=True):
+    """An engine build on the node. `usable` False: `reason` says why it cannot be installed or run."""
+
+    engine: str
+    name: str
+    version: str
+    usable: bool = True
+    reason: str = ""
+
+
+class File(Struct, kw_only=True):
+    path: str
+    size_bytes: int
+
+
+class Inventory(Struct, kw_only=True):
+    """What the scheduler sees of a machine."""
+
+    hostname: str
+    os: str | None = None
+    kernel: str | None = None
+    cpu: Cpu = Cpu()
+    memory_bytes: int | None = None
+    disks: tuple[Disk, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    fabrics: tuple[str, ...] = ()
+    builds: tuple[Build, ...] = ()
+    files: tuple[File, ...] = ()
+    cut: tuple[str, ...] = ()
+    """Names of the lists above that were cut to fit the message."""
+
+
+class Sensor(Struct, kw_only=True):
+    name: str
+    value: float | None
+    unit: str
+
+
+class NodeLoad(Struct, kw_only=True):
+    load_1m: float | None = None
+    cpu_percent: float | None = None
+    memory_used_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    sensors: tuple[Sensor, ...] = ()
+
+
+# --- what runs -------------------------------------------------------------------------------------------------------
+class ShardSpec(Struct, kw_only=True):
+    """Everything an agent needs to run one shard; also what it writes beside the pid and sends back on register."""
+
+    replica: str
+    rank: int = 0
+    model: str
+    """The canonical name, which is the served name."""
+    profile: str
+    profile_digest: str
+    engine: str
+    source: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    gpus: tuple[str, ...] = ()
+    cores: float = 0
+    slots: int = 1
+    tp: int = 1
+    pp: int = 1
+    nodes: int = 1
+    startup_timeout_s: float = 1200
+
+
+class Progress(Struct, kw_only=True):
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    rate_bytes_s: float | None = None
+    note: str = ""
+
+
+class ShardState(Struct, kw_only=True):
+    """One shard as it is now."""
+
+    replica: str
+    rank: int = 0
+    state: State
+    port: int | None = None
+    pid: int | None = None
+    reason: str = ""
+    progress: Progress | None = None
+    adopted: bool = False
+
+
+class Running(Struct, kw_only=True):
+    """A shard the agent runs or has adopted: its full spec, so that a store that forgot can rebuild its rows."""
+
+    spec: ShardSpec
+    status: ShardState
+
+
+# --- up --------------------------------------------------------------------------------------------------------------
+class Register(Struct, kw_only=True, tag="register"):
+    """First message of every connection, and the whole truth about the node."""
+
+    node: str
+    protocol: int = VERSION
+    agent_version: str
+    machine_id: str
+    address: str
+    inventory: Inventory
+    labels: dict[str, str] = {}
+    shards: tuple[Running, ...] = ()
+
+
+class Heartbeat(Struct, kw_only=True, tag="heartbeat"):
+    load: NodeLoad
+    shards: tuple[ShardState, ...] = ()
+
+
+class ShardStatus(Struct, kw_only=True, tag="shard_status"):
+    """Sent on every transition; `tail` holds the engine's last lines when it failed."""
+
+    status: ShardState
+    tail: str = ""
+
+
+class Ack(Struct, kw_only=True, tag="ack"):
+    """The result of a command; the same id always gets the same answer."""
+
+    id: int
+    ok: bool = True
+    error: str = ""
+
+
+Up = Register | Heartbeat | ShardStatus | Ack
+
+
+# --- down ------------------------------------------------------------------------------------------------------------
+class StartShard(Struct, kw_only=True, tag="start_shard"):
+    spec: ShardSpec
+    engine_key: str | None = None
+    """Added when the command is sent; never stored with it."""
+
+
+class StopShard(Struct, kw_only=True, tag="stop_shard"):
+    replica: str
+    rank: int = 0
+    grace_s: float = 10
+
+
+Body = StartShard | StopShard
+
+
+class Welcome(Struct, kw_only=True, tag="welcome"):
+    node: str
+    heartbeat_s: float = 5
+
+
+class Refused(Struct, kw_only=True, tag="refused"):
+    reason: str
+    retry_after_s: float | None = None
+
+
+class Command(Struct, kw_only=True, tag="command"):
+    id: int
+    body: Body
+
+
+Down = Welcome | Refused | Command
+
+_encoder = msgspec.json.Encoder()
+_up = msgspec.json.Decoder(Up)
+_down = msgspec.json.Decoder(Down)
+encode = _encoder.encode
+decode_up = _up.decode
+decode_down = _down.decode
+"""Both raise msgspec.DecodeError (ValidationError for a wrong shape, naming the field)."""

@@ -1,0 +1,125 @@
+"""The catalog's rows. `Model.objects.snapshot()` is the only bridge from them to the values of catalog.spec."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from catalog import spec
+
+
+class ModelQuerySet(models.QuerySet["Model"]):
+    def snapshot(self) -> tuple[spec.Model, ...]:
+        """The whole catalog in its order of declaration. Two queries."""
+        return tuple(row.spec() for row in self.order_by("position", "pk").prefetch_related("profiles"))
+
+
+class Model(models.Model):
+    """A model as clients see it (CAT-1). Written by catalog.actions alone, after the whole catalog was validated."""
+
+    name = models.CharField(max_length=200, unique=True)
+    position = models.IntegerField(default=0)
+    aliases = models.JSONField(default=list, blank=True)
+    source = models.CharField(max_length=1000, blank=True)
+    fallbacks = models.JSONField(default=list, blank=True)
+    scaling_min = models.IntegerField(default=0)
+    scaling_max = models.IntegerField(default=0)
+    idle_timeout_s = models.IntegerField(default=900)
+    routing_profile = models.CharField(max_length=20, default=spec.LEAST_LOAD)
+    ttft_p99_ms = models.IntegerField(null=True, blank=True)
+    tpot_p99_ms = models.IntegerField(null=True, blank=True)
+    band = models.CharField(max_length=20, blank=True)
+    required_memory_gb = models.FloatField(null=True, blank=True)
+    external = models.JSONField(null=True, blank=True)
+    adapters = models.JSONField(default=list, blank=True)
+    made_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    objects = ModelQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["position", "pk"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def spec(self) -> spec.Model:
+        return spec.Model(
+            name=self.name,
+            aliases=tuple(self.aliases),
+            source=self.source,
+            profiles=tuple(profile.spec() for profile in self.profiles.all()),
+            scaling=spec.Scaling(min=self.scaling_min, max=self.scaling_max, idle_timeout_s=self.idle_timeout_s),
+            fallbacks=tuple(self.fallbacks),
+            routing_profile=self.routing_profile,
+            slo=spec.Slo(ttft_p99_ms=self.ttft_p99_ms, tpot_p99_ms=self.tpot_p99_ms),
+            band=self.band,
+            required_memory_gb=self.required_memory_gb,
+            external=spec.External(**self.external) if self.external else None,
+            adapters=tuple(spec.Adapter(**adapter) for adapter in self.adapters),
+        )
+
+
+class Profile(models.Model):
+    """One way to run a model (CAT-2)."""
+
+    model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="profiles")
+    name = models.CharField(max_length=80)
+    position = models.IntegerField(default=0)
+    engine = models.CharField(max_length=20, default="vllm")
+    gpu_class = models.CharField(max_length=40, blank=True, help_text="Empty: runs on CPUs.")
+    tp = models.IntegerField(default=1)
+    pp = models.IntegerField(default=1)
+    nodes = models.IntegerField(default=1)
+    gpus_per_node = models.IntegerField(default=0)
+    args = models.JSONField(default=list, blank=True)
+    env = models.JSONField(default=dict, blank=True)
+    weight = models.IntegerField(default=1, help_text="How many requests one replica serves at once.")
+    priority = models.IntegerField(default=0)
+    startup_timeout_s = models.IntegerField(default=1200)
+    reserved_cores = models.FloatField(default=0)
+    required_memory_gb = models.FloatField(null=True, blank=True)
+    launch_mode = models.CharField(max_length=5, default="mp")
+    capacity_class = models.CharField(max_length=12, default="standard")
+
+    class Meta:
+        ordering = ["position", "pk"]
+        constraints = [models.UniqueConstraint(fields=["model", "name"], name="profile_name_once_per_model")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def spec(self) -> spec.Profile:
+        return spec.Profile(
+            name=self.name,
+            engine=self.engine,
+            gpu_class=self.gpu_class or None,
+            tp=self.tp,
+            pp=self.pp,
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            args=tuple(self.args),
+            env=tuple(sorted(self.env.items())),
+            weight=self.weight,
+            priority=self.priority,
+            startup_timeout_s=self.startup_timeout_s,
+            reserved_cores=self.reserved_cores,
+            required_memory_gb=self.required_memory_gb,
+            launch_mode=self.launch_mode,
+            capacity_class=self.capacity_class,
+        )
+
+
+class CatalogVersion(models.Model):
+    """The whole catalog as YAML after a change: who, when, and the text to roll back to (CAT-5)."""
+
+    number = models.IntegerField(unique=True)
+    text = models.TextField()
+    made_at = models.DateTimeField(auto_now_add=True)
+    made_by = models.CharField(max_length=150)
+    note = models.CharField(max_length=200, blank=True)
+
+    class Meta:
+        ordering = ["-number"]
+
+    def __str__(self) -> str:
+        return f"version {self.number}"

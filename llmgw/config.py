@@ -1,0 +1,147 @@
+"""The one tree of settings: `server.yaml` plus `LLMGW_SECTION__FIELD` variables. docs/reference is made from it."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agent.yaml_settings import ConfigError, load
+
+ENV_PREFIX = "LLMGW_"
+__all__ = ["ConfigError", "Settings", "current"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class Store(Section):
+    url: str | None = None
+    """PostgreSQL as `postgresql://user@host:5432/name`; without it an SQLite file in the data directory."""
+    password_file: Path | None = None
+    """File that holds the PostgreSQL password, so that it stands in no URL."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str | None) -> str | None:
+        if url and not url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://, or be left out for SQLite")
+        return url
+
+
+class Redis(Section):
+    url: str | None = None
+    """`redis://host:6379/0`; without it Celery queues in files and processes find changes by polling."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str | None) -> str | None:
+        if url and not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://, or be left out")
+        return url
+
+
+class Listen(Section):
+    host: str = "127.0.0.1"
+    """Address that clients and browsers reach."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    """Its port."""
+    public_url: str | None = None
+    """The address people type, when a proxy stands in front, e.g. `https://llm.example.org`."""
+    trusted_proxies: list[str] = []
+    """Addresses of proxies whose X-Forwarded-For, -Proto and -Host are believed."""
+
+
+class Gateway(Section):
+    auth: bool = True
+    """Whether `/v1/` asks for a project key. Switch it off only on a trusted network."""
+    body_limit_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    """Largest request body, after decompression."""
+    connect_timeout_s: float = 3.0
+    """How long a connection to an engine may take."""
+    first_byte_timeout_s: float = 600.0
+    """How long an engine may be silent before its first byte."""
+    idle_timeout_s: float = 120.0
+    """How long an engine may be silent between two bytes."""
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """How many endpoints one request is tried on before its first byte."""
+    poll_s: float = 0.5
+    """How often changed keys, models and endpoints are looked for, besides being told."""
+    stale_for_s: float = 600.0
+    """How long requests go on being served with what is known when the store cannot be reached."""
+    scrape_s: float = 1.0
+    """How often each engine's metrics are read."""
+    cors_origins: list[str] = []
+    """Origins that browsers may call `/v1/` from; `*` for any. Empty: none."""
+
+
+class Nodes(Section):
+    heartbeat_s: float = 5.0
+    """How often agents report."""
+    unreachable_after_s: float = 15.0
+    """Silence after which a node gets nothing new."""
+    lost_after_s: float = 300.0
+    """Silence after which its replicas are rebuilt elsewhere."""
+    reconcile_s: float = 3.0
+    """How often a pass runs, besides being poked."""
+    settle_s: float = 5.0
+    """How long after a start nodes may register before anything is placed."""
+    lease_ttl_s: float = 10.0
+    """How long a control plane that died keeps the lead."""
+    drain_s: float = 60.0
+    """How long requests in flight may finish when a replica is taken down."""
+
+
+class Usage(Section):
+    flush_s: float = 1.0
+    """How often finished requests move from the journal to the store."""
+
+
+class Logging(Section):
+    format: Literal["console", "json"] = "console"
+    """`console` for people, `json` for collectors."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important line that is written."""
+
+
+class Settings(Section):
+    data_dir: Path = Path("data")
+    """Where the database, journals, queues and secrets live."""
+    debug: bool = False
+    """Django's debug pages; never on a reachable address."""
+    store: Store = Store()
+    redis: Redis = Redis()
+    listen: Listen = Listen()
+    gateway: Gateway = Gateway()
+    nodes: Nodes = Nodes()
+    usage: Usage = Usage()
+    logging: Logging = Logging()
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @property
+    def base_url(self) -> str:
+        """The address to show people, without a trailing slash."""
+        if self.listen.public_url:
+            return self.listen.public_url.rstrip("/")
+        host = self.listen.host
+        host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host  # noqa: S104
+        return f"http://{host}:{self.listen.port}"
+
+    @property
+    def secrets_dir(self) -> Path:
+        return self.data_dir / "secrets"
+
+
+@lru_cache(maxsize=1)
+def current() -> Settings:
+    """This process's settings: the file that LLMGW_CONFIG names, if any, plus the environment. Raises ConfigError."""
+    named = os.environ.get("LLMGW_CONFIG")
+    return load(Settings, Path(named) if named else None, env_prefix=ENV_PREFIX)

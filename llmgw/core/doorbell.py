@@ -1,0 +1,118 @@
+"""Rings that wake waiting loops early. A ring carries nothing and may be lost: every loop also runs on a period.
+
+Inside one process rings travel by asyncio events; between processes by Redis pub/sub where `redis.url` is set, and
+by nothing at all (the period alone) where it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+
+import redis
+import redis.asyncio
+from django.conf import settings
+from django.db import transaction
+
+from llmgw.core.models import Revision
+
+log = logging.getLogger(__name__)
+
+TABLE = "table"
+"""Keys, catalog or endpoints changed: gateways reload their table."""
+PREFIX = "llmgw:bell:"
+
+
+def commands_for(node: str) -> str:
+    """The topic that tells a node's stream that a command is waiting."""
+    return f"commands:{node}"
+
+
+class _Bells:
+    def __init__(self) -> None:
+        self.waiting: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
+        self.lock = threading.Lock()
+
+    def ring(self, topic: str) -> None:
+        with self.lock:
+            waiting = list(self.waiting.get(topic, ()))
+        for loop, event in waiting:
+            with contextlib.suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+
+_bells = _Bells()
+_client: redis.Redis | None = None
+
+
+def ring(topic: str) -> None:
+    """Wake whoever waits for `topic`, here and (with Redis) elsewhere. Never fails: a lost ring costs one period."""
+    global _client
+    _bells.ring(topic)
+    if settings.LLMGW.redis.url:
+        try:
+            if _client is None:
+                _client = redis.Redis.from_url(settings.LLMGW.redis.url, socket_timeout=1, socket_connect_timeout=1)
+            _client.publish(PREFIX + topic, b"1")
+        except redis.RedisError as error:
+            log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
+
+
+def ring_on_commit(*topics: str) -> None:
+    for topic in topics:
+        transaction.on_commit(lambda topic=topic: ring(topic))  # type: ignore[misc]
+
+
+def table_changed() -> None:
+    """Count a change that gateways must see and ring for it on commit. Call inside the transaction."""
+    Revision.bump()
+    ring_on_commit(TABLE)
+
+
+class Listener:
+    """`await listener.wait(5)` returns on a ring for one of its topics, or after 5 s. Close it when done."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self.topics = tuple(topics)
+        self.event = asyncio.Event()
+        self.mark = (asyncio.get_running_loop(), self.event)
+        with _bells.lock:
+            for topic in self.topics:
+                _bells.waiting[topic].add(self.mark)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True when rung, False when the time passed."""
+        try:
+            await asyncio.wait_for(self.event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self.event.clear()
+        return True
+
+    def close(self) -> None:
+        with _bells.lock:
+            for topic in self.topics:
+                _bells.waiting[topic].discard(self.mark)
+                if not _bells.waiting[topic]:
+                    del _bells.waiting[topic]
+
+
+async def relay_redis() -> None:
+    """Pass rings that other processes publish on to the listeners of this one. Runs for the process's life."""
+    url = settings.LLMGW.redis.url
+    if not url:
+        return
+    while True:
+        try:
+            async with redis.asyncio.Redis.from_url(url, socket_connect_timeout=2) as client, client.pubsub() as pubsub:
+                await pubsub.psubscribe(PREFIX + "*")
+                async for message in pubsub.listen():
+                    if message["type"] == "pmessage":
+                        _bells.ring(message["channel"].decode().removeprefix(PREFIX))
+        except (redis.RedisError, OSError) as error:
+            log.warning("Redis does not deliver rings (%s); polling goes on", error)
+        await asyncio.sleep(2)

@@ -1,0 +1,252 @@
+"""The tenant tree (organisation, team, project, key), the people in it, what they used and what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from tenants.keys import Grant
+
+
+class User(AbstractUser):
+    """A person. Superusers are operators; everybody else sees what their memberships show."""
+
+    @property
+    def is_operator(self) -> bool:
+        return self.is_active and self.is_superuser
+
+
+class Role(models.TextChoices):
+    OWNER = "owner"
+    LEAD = "lead"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+EDITING_ROLES = (Role.OWNER, Role.LEAD, Role.MEMBER)
+
+
+class Organisation(models.Model):
+    name = models.CharField(max_length=80, unique=True)
+    slug = models.SlugField(max_length=80, unique=True)
+    time_zone = models.CharField(max_length=64, default="UTC")
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TeamQuerySet(models.QuerySet["Team"]):
+    def visible_to(self, user: User) -> TeamQuerySet:
+        if user.is_superuser:
+            return self
+        return self.filter(memberships__user=user)
+
+
+class Team(models.Model):
+    organisation = models.ForeignKey(Organisation, on_delete=models.PROTECT, related_name="teams")
+    name = models.CharField(max_length=80)
+    slug = models.SlugField(max_length=80)
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TeamQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["organisation", "slug"], name="team_slug_once_per_organisation")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=Role.choices, default=Role.MEMBER)
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "team"], name="one_membership_per_person_and_team")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.team} ({self.role})"
+
+
+class ProjectQuerySet(models.QuerySet["Project"]):
+    def visible_to(self, user: User) -> ProjectQuerySet:
+        if user.is_superuser:
+            return self
+        return self.filter(team__memberships__user=user)
+
+    def editable_by(self, user: User) -> ProjectQuerySet:
+        """Projects whose keys this person may make and revoke."""
+        if user.is_superuser:
+            return self
+        return self.filter(team__memberships__user=user, team__memberships__role__in=EDITING_ROLES)
+
+
+class Project(models.Model):
+    """Belongs to a team, holds keys, and is the unit of fairness and accounting."""
+
+    team = models.ForeignKey(Team, on_delete=models.PROTECT, related_name="projects")
+    name = models.CharField(max_length=80)
+    slug = models.SlugField(max_length=80)
+    models_allowed = models.JSONField(default=list, blank=True, help_text="Model names; empty means all.")
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    objects = ProjectQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["team", "slug"], name="project_slug_once_per_team")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class KeyQuerySet(models.QuerySet["Key"]):
+    def visible_to(self, user: User) -> KeyQuerySet:
+        return self if user.is_superuser else self.filter(project__team__memberships__user=user)
+
+    def editable_by(self, user: User) -> KeyQuerySet:
+        if user.is_superuser:
+            return self
+        return self.filter(project__team__memberships__user=user, project__team__memberships__role__in=EDITING_ROLES)
+
+    def live(self, now: datetime | None = None) -> KeyQuerySet:
+        return self.filter(Q(expires_at=None) | Q(expires_at__gt=now or timezone.now()), revoked_at=None)
+
+    def snapshot(self) -> tuple[Grant, ...]:
+        """Every key that may still be used, as the gateway knows it. One query."""
+        rows = self.filter(revoked_at=None).select_related("project")
+        return tuple(
+            Grant(
+                digest=row.digest,
+                key_id=row.pk,
+                prefix=row.prefix,
+                project_id=row.project_id,
+                user_id=row.owner_id,
+                models=frozenset(row.models_allowed) & frozenset(row.project.models_allowed)
+                if row.models_allowed and row.project.models_allowed
+                else frozenset(row.models_allowed or row.project.models_allowed) or None,
+                expires_at=row.expires_at.timestamp() if row.expires_at else None,
+            )
+            for row in rows
+        )
+
+
+class Key(models.Model):
+    """A project key. Only the SHA-256 of its 256 random bits is stored; `prefix` is what people see of it."""
+
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="keys")
+    owner = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="keys")
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=12, db_index=True)
+    digest = models.CharField(max_length=64, unique=True)
+    models_allowed = models.JSONField(default=list, blank=True, help_text="Model names; empty means the project's.")
+    made_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    objects = KeyQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-made_at", "-pk"]
+
+    def __str__(self) -> str:
+        return f"{self.prefix}… {self.name}"
+
+
+class ApiToken(models.Model):
+    """Lets a program use the API as a person, within `scopes` ("read", "write")."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=12)
+    digest = models.CharField(max_length=64, unique=True)
+    scopes = models.JSONField(default=list)
+    made_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.prefix}… {self.name}"
+
+
+class UsageQuerySet(models.QuerySet["Usage"]):
+    def visible_to(self, user: User) -> UsageQuerySet:
+        return self if user.is_superuser else self.filter(project__team__memberships__user=user)
+
+    def latest(self, count: int) -> UsageQuerySet:  # type: ignore[override]
+        return self.select_related("project", "key").order_by("-at", "-pk")[:count]
+
+
+class Usage(models.Model):
+    """One finished request. `None` token counts are unknown, never zero; no text of prompt or answer, ever."""
+
+    request_id = models.CharField(max_length=64, unique=True)
+    at = models.DateTimeField(db_index=True, help_text="When it ended.")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, null=True, related_name="usage")
+    key = models.ForeignKey(Key, on_delete=models.PROTECT, null=True, related_name="usage")
+    user = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="usage")
+    route = models.CharField(max_length=60)
+    model = models.CharField(max_length=200, db_index=True)
+    adapter = models.CharField(max_length=200, blank=True)
+    replica = models.CharField(max_length=120, blank=True)
+    node = models.CharField(max_length=120, blank=True)
+    status = models.IntegerField()
+    error_code = models.CharField(max_length=40, blank=True)
+    streamed = models.BooleanField(default=False)
+    prompt_tokens = models.BigIntegerField(null=True)
+    cached_tokens = models.BigIntegerField(null=True)
+    completion_tokens = models.BigIntegerField(null=True)
+    reasoning_tokens = models.BigIntegerField(null=True)
+    estimated = models.BooleanField(default=False)
+    queue_ms = models.FloatField(default=0)
+    first_token_ms = models.FloatField(null=True)
+    total_ms = models.FloatField()
+    cost = models.DecimalField(max_digits=16, decimal_places=8, null=True)
+
+    objects = UsageQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "usage"
+        indexes = [models.Index(fields=["project", "at"]), models.Index(fields=["key", "at"])]
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+class AuditEntry(models.Model):
+    """What somebody changed. Append-only."""
+
+    at = models.DateTimeField(auto_now_add=True, db_index=True)
+    actor = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    actor_name = models.CharField(max_length=150)
+    via = models.CharField(max_length=10, help_text="web, admin, api, cli or system")
+    action = models.CharField(max_length=60)
+    target = models.CharField(max_length=200)
+    before = models.JSONField(null=True)
+    after = models.JSONField(null=True)
+    address = models.CharField(max_length=45, blank=True)
+
+    class Meta:
+        verbose_name_plural = "audit entries"
+
+    def __str__(self) -> str:
+        return f"{self.actor_name} {self.action} {self.target}"
+
+
+def store_usage(rows: Iterable[Usage]) -> None:
+    """Write finished requests; one that is already there (replayed after a crash) is left as it is."""
+    Usage.objects.bulk_create(rows, ignore_conflicts=True, batch_size=200)
