@@ -136,6 +136,11 @@ class Settings(Section):
         return f"http://{host}:{self.listen.port}"
 
     @property
+    def base_url_here(self) -> str:
+        """The address for programs on this machine, whatever proxy stands in front."""
+        return self.model_copy(update={"listen": self.listen.model_copy(update={"public_url": None})}).base_url
+
+    @property
     def secrets_dir(self) -> Path:
         return self.data_dir / "secrets"
 

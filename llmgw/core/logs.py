@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
+import os
 import re
 import sys
 import time
 from typing import Any
 
 SECRETS = re.compile(r"\b(sk|at|nt)-[A-Za-z0-9_-]{20,}|(?<=Bearer )\S+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+PROCESS = os.environ.get("LLMGW_PROCESS", "llmgw")
+"""Which part of the product writes, so that the parts of one `llmgw up` can be told apart."""
 context: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("log_context", default={})  # noqa: B039
 """Ids (request, replica, node) that every line written meanwhile carries."""
 
@@ -26,7 +29,7 @@ class _Line(logging.Formatter):
         ids = "".join(f" {name}={value}" for name, value in context.get().items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return redact(f"{clock} {level}{text}{ids}")
+        return redact(f"{clock} {PROCESS:7} {level}{text}{ids}")
 
 
 class _Json(logging.Formatter):

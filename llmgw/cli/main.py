@@ -1,0 +1,108 @@
+"""The `llmgw` command. Commands import what they need when they run, so that help comes at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmgw.cli import ctl
+from llmgw.cli.why import why
+
+app = typer.Typer(
+    name="llmgw",
+    help="Turns your own machines into one private LLM service.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+server = typer.Typer(help="Run the control plane's processes one by one.", no_args_is_help=True)
+app.add_typer(server, name="server")
+app.add_typer(ctl.app, name="ctl")
+app.command()(why)
+
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="server.yaml; everything has a default.")]
+
+
+@app.command()
+def up(
+    data: Annotated[Path | None, typer.Option(help="Directory that keeps all state. Default: ./data")] = None,
+    port: Annotated[int | None, typer.Option(help="Port for pages and API. Default: 8080")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1")] = None,
+    bootstrap_file: Annotated[
+        Path | None, typer.Option(help="Write addresses, first credentials and pids here (0600) once serving.")
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Run everything one machine needs: pages, API, worker, local agent and a small model. Ctrl-C stops it all."""
+    from llmgw.ops import up as ops
+
+    options = {"LLMGW_DATA_DIR": data, "LLMGW_LISTEN__PORT": port, "LLMGW_LISTEN__HOST": host, "LLMGW_CONFIG": config}
+    raise typer.Exit(ops.up({name: str(value) for name, value in options.items() if value is not None}, bootstrap_file))
+
+
+@server.command()
+def migrate(config: Config = None) -> None:
+    """Bring the store up to date; on an empty one also make the first administrator, project, key and catalog."""
+    from llmgw.ops import prepare
+
+    raise typer.Exit(prepare.migrate(config))
+
+
+@server.command()
+def run(
+    role: Annotated[str, typer.Argument(help="serve (gateway and web), gateway, web, worker or beat")],
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Overrides listen.host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Overrides listen.port.")] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="How many processes share the port.")] = 1,
+) -> None:
+    """Run one of the control plane's processes in the foreground."""
+    from llmgw.ops import serve
+
+    raise typer.Exit(serve.run(role, config=config, host=host, port=port, processes=processes))
+
+
+@app.command()
+def agent(
+    action: Annotated[str, typer.Argument(help="run, or inventory: print what the scheduler would see")] = "run",
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="agent.yaml")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable inventory.")] = False,
+) -> None:
+    """Run this machine's node agent."""
+    from agent import main as node
+
+    raise typer.Exit(node.main(action, config, as_json=json))
+
+
+@app.command()
+def doctor(config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="agent.yaml")] = None) -> None:
+    """Check this machine before it joins, and say what to fix."""
+    from agent import main as node
+
+    raise typer.Exit(node.main("doctor", config))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(installed("llmgw"))
+
+
+def main() -> None:
+    """Entry point. A person's mistake ends in one sentence and exit code 2, never in a traceback."""
+    from agent.yaml_settings import ConfigError
+
+    try:
+        app()
+    except ConfigError as error:
+        print(f"llmgw: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

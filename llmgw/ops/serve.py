@@ -1,0 +1,95 @@
+"""Run one of the control plane's processes: uvicorn for gateway and web, Celery for worker and beat."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+ROLES = {
+    "serve": "gateway,web",
+    "gateway": "gateway",
+    "web": "web",
+    "worker": "",
+    "beat": "",
+}
+
+
+def run(
+    role: str, *, config: Path | None = None, host: str | None = None, port: int | None = None, processes: int = 1
+) -> int:
+    """Run until told to stop; returns the exit code. Raises ConfigError before anything is started."""
+    from llmgw.config import ConfigError, current
+
+    if role not in ROLES:
+        raise ConfigError(f"there is no role {role!r}. Known: {', '.join(ROLES)}.")
+    for name, value in (("LLMGW_CONFIG", config), ("LLMGW_LISTEN__HOST", host), ("LLMGW_LISTEN__PORT", port)):
+        if value is not None:
+            os.environ[name] = str(value)
+    os.environ["DJANGO_SETTINGS_MODULE"] = "llmgw.settings"
+    os.environ.setdefault("LLMGW_PROCESS", role)
+    settings = current()
+    if role in ("worker", "beat"):
+        return _celery(role)
+    os.environ["LLMGW_ROLES"] = ROLES[role]
+    check_port(settings.listen.host, settings.listen.port)
+    return _uvicorn(settings.listen.host, settings.listen.port, processes)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError when nothing can listen there, saying why."""
+    from llmgw.config import ConfigError
+
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        why = "is taken by another program" if error.errno == 98 else f"cannot be listened on: {error.strerror}"
+        raise ConfigError(f"{host}:{port} {why}. Choose another: --port {min(port + 1, 65535)}.") from None
+
+
+def _uvicorn(host: str, port: int, processes: int) -> int:
+    import uvicorn
+
+    from agent import protocol
+
+    uvicorn.run(
+        "llmgw.asgi:application",
+        host=host,
+        port=port,
+        workers=processes if processes > 1 else None,
+        loop="uvloop",
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=protocol.MAX_MESSAGE_BYTES,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=10,
+    )
+    return 0
+
+
+def _celery(role: str) -> int:
+    from llmgw.celery import app
+
+    common = ["--loglevel", "WARNING"]
+    if role == "beat":
+        app.start(["beat", *common])
+    else:
+        # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        extra = ["--beat"] if os.environ.get("LLMGW_WORKER_BEAT") == "1" else []
+        app.worker_main(["worker", "--pool", "threads", "--concurrency", "4", *quiet, *extra, *common])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1]))

@@ -1,0 +1,354 @@
+"""`llmgw up`: everything one machine needs, in the foreground, each part a process of its own that is started again
+when it dies. Ctrl-C (or SIGTERM) stops them all, engines too; nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmgw.config import ConfigError, Settings, current
+from llmgw.core import secret_file
+from llmgw.ops import prepare, serve
+
+NODE = "local"
+FREE_BYTES = 1024**3
+"""What the engine, the small model and the database need at first, with room to work."""
+READY_WITHIN_S = 600
+STOP_WITHIN_S = 20
+LONGEST_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class Part:
+    """One process of the product and when it may be started again."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    failures: int = 0
+    next_start_at: float = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+
+@dataclass(slots=True)
+class Parts:
+    """The processes of this `up`, started, watched and stopped together."""
+
+    all: list[Part]
+    stopping: bool = False
+    changed: Callable[[], None] = field(default=lambda: None)
+
+    def start(self, part: Part) -> None:
+        part.started_at = time.monotonic()
+        part.process = subprocess.Popen(
+            part.command, env=part.env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+        )
+
+    def watch(self) -> None:
+        """Start what is due and notice what ended. A part that keeps dying is started ever more slowly."""
+        now = time.monotonic()
+        for part in self.all:
+            if part.process is None:
+                if now >= part.next_start_at:
+                    self.start(part)
+                    self.changed()
+            elif part.process.poll() is not None:
+                # Children of a killed process (beat of the worker) would go on without it.
+                _kill_group(part.process.pid, signal.SIGKILL)
+                part.failures = 1 if now - part.started_at > STEADY_AFTER_S else part.failures + 1
+                pause = min(LONGEST_PAUSE_S, 0.25 * 2 ** (part.failures - 1))
+                say(f"{part.name} ended ({_how(part.process.returncode)}); starting it again in {pause:g} s")
+                part.process, part.next_start_at = None, now + pause
+
+    def stop(self) -> None:
+        """SIGTERM in order, wait, then SIGKILL whatever is left."""
+        self.stopping = True
+        for part in self.all:
+            if part.process and part.process.poll() is None:
+                part.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + STOP_WITHIN_S
+        for part in self.all:
+            if part.process is None:
+                continue
+            try:
+                part.process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                say(f"{part.name} did not stop in {STOP_WITHIN_S} s and is killed")
+            _kill_group(part.process.pid, signal.SIGKILL)
+            part.process.wait()
+
+
+def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
+    """Run until stopped; returns the exit code. Raises ConfigError, before anything is made, for what cannot work."""
+    os.environ.update(environment)
+    os.environ.setdefault("LLMGW_PROCESS", "up")
+    settings = current()
+    serve.check_port(settings.listen.host, settings.listen.port)
+    prepare.check_data_dir(settings.data_dir)
+    _check_disk(settings)
+    if bootstrap_file is not None:
+        bootstrap_file = bootstrap_file.absolute()
+        if not os.access(bootstrap_file.parent, os.W_OK):
+            raise ConfigError(
+                f"--bootstrap-file {bootstrap_file}: its directory cannot be written. Name another place."
+            )
+    with _only_one(settings.data_dir):
+        kept = _kept_key(bootstrap_file)
+        first = prepare.prepare(kept_key=kept, wants_key=bootstrap_file is not None)
+        prepare.write_ctl_file(settings.base_url)
+        prepare.node_token(NODE)
+        agent_file = _write_agent_file(settings)
+        parts = Parts(_parts(agent_file))
+        return _run(settings, parts, first, bootstrap_file)
+
+
+def _parts(agent_file: Path) -> list[Part]:
+    def part(name: str, *arguments: str, **extra: str) -> Part:
+        return Part(name, [sys.executable, "-m", "llmgw", *arguments], {**os.environ, "LLMGW_PROCESS": name, **extra})
+
+    return [
+        part("agent", "agent", "--config", str(agent_file)),
+        part("serve", "server", "run", "serve"),
+        part("worker", "server", "run", "worker", LLMGW_WORKER_BEAT="1"),
+    ]
+
+
+def _run(settings: Settings, parts: Parts, first: prepare.First, bootstrap_file: Path | None) -> int:
+    stop_asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: stop_asked.append(number))
+    wake, wake_write = os.pipe()
+    for end in (wake, wake_write):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    announced = False
+    progress = Progress(settings)
+    give_up_at = time.monotonic() + READY_WITHIN_S
+
+    def pids_changed() -> None:
+        if announced and bootstrap_file:
+            _write_bootstrap(bootstrap_file, settings, first, parts)
+
+    parts.changed = pids_changed
+    say(f"llmgw starts on {settings.base_url}, data in {settings.data_dir}; Ctrl-C stops it, its engines too")
+    try:
+        while not stop_asked:
+            parts.watch()
+            if not announced:
+                if _answers(settings, "/ready"):
+                    announced = True
+                    if bootstrap_file:
+                        _write_bootstrap(bootstrap_file, settings, first, parts)
+                    _announce(settings, first)
+                elif time.monotonic() > give_up_at:
+                    say("still not ready. See why: llmgw ctl status")
+                    give_up_at += READY_WITHIN_S
+                else:
+                    progress.tell()
+            _pause(wake, 0.2 if not announced else 1.0)
+    finally:
+        say("stopping: agent with its engines, pages and API, worker")
+        parts.stop()
+        say("stopped")
+    return 0
+
+
+class Progress:
+    """Says in words what the first replica is waiting for, whenever that changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.said = ""
+        self.next_at = 0.0
+
+    def tell(self) -> None:
+        if time.monotonic() < self.next_at:
+            return
+        self.next_at = time.monotonic() + 1
+        for replica in self._replicas():
+            note = f" {replica['note']}" if replica.get("note") else ""
+            text = f"{replica['model']} on {replica['node']}: {replica['state']}{note}"
+            if text != self.said:
+                say(text)
+                self.said = text
+
+    def _replicas(self) -> list[dict[str, Any]]:
+        try:
+            ctl = json.loads((self.settings.secrets_dir / prepare.CTL_FILE).read_text())
+            request = urllib.request.Request(  # noqa: S310 - our own address
+                f"{self.settings.base_url_here}/api/v1/summary", headers={"Authorization": f"Bearer {ctl['token']}"}
+            )
+            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
+                replicas = json.load(answer)["replicas"]
+                assert isinstance(replicas, list)
+                return replicas
+        except (OSError, ValueError, KeyError):
+            return []
+
+
+def _announce(settings: Settings, first: prepare.First) -> None:
+    """The three lines at the end of a start: what is where, how to sign in, the next step."""
+    base = settings.base_url
+    model = "smollm2"
+    print(f"Ready: pages at {base}/ and the OpenAI API at {base}/v1 (model {model}).{_reachable(settings)}")
+    password = settings.secrets_dir / prepare.PASSWORD_FILE
+    if first.sign_in_path:
+        print(
+            f"Sign in first: {base}{first.sign_in_path} (once, within an hour; "
+            f"the password of {first.admin} is in {password})"
+        )
+    else:
+        print(f"Sign in: {base}/sign-in/ as {first.admin}" + (f" (password in {password})" if first.password else ""))
+    if first.project_key:
+        print(f"Next: export OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={first.project_key} (the key is shown this once)")
+    else:
+        print(f"Next: make a key at {base}/keys/, or look around with: llmgw ctl status")
+    sys.stdout.flush()
+
+
+def _reachable(settings: Settings) -> str:
+    if settings.listen.host in ("127.0.0.1", "::1", "localhost"):
+        return ""
+    return f" Everyone who reaches {settings.listen.host}:{settings.listen.port} can see the sign-in page."
+
+
+def _write_agent_file(settings: Settings) -> Path:
+    """The local agent's agent.yaml; written again at each start, since port and paths may have changed."""
+    path = settings.data_dir / "agent.yaml"
+    work = settings.data_dir / "agent"
+    # JSON is YAML, and quotes paths with odd characters right.
+    secret_file.write(
+        path,
+        "# Written by `llmgw up` at each start.\n"
+        + json.dumps(
+            {
+                "control_plane": [settings.base_url_here],
+                "node": NODE,
+                "token_file": str(settings.secrets_dir / f"node-{NODE}"),
+                "address": "127.0.0.1",
+                "work_dir": str(work),
+                "stop_engines_on_exit": True,
+            },
+            indent=2,
+        )
+        + "\n",
+    )
+    return path
+
+
+def _write_bootstrap(path: Path, settings: Settings, first: prepare.First, parts: Parts) -> None:
+    secret_file.write(
+        path,
+        json.dumps(
+            {
+                "base_url": settings.base_url_here,
+                "admin_username": first.admin,
+                "admin_password": first.password,
+                "project_key": first.project_key,
+                "pids": {part.name: part.pid for part in parts.all},
+            },
+            indent=2,
+        )
+        + "\n",
+    )
+
+
+def _kept_key(bootstrap_file: Path | None) -> str | None:
+    """The key that an earlier run wrote into the same file, which goes: it appears again once this run serves."""
+    if bootstrap_file is None or not bootstrap_file.exists():
+        return None
+    try:
+        key = json.loads(bootstrap_file.read_text()).get("project_key")
+        bootstrap_file.unlink()
+    except (OSError, ValueError, AttributeError):
+        return None
+    return key if isinstance(key, str) else None
+
+
+def _check_disk(settings: Settings) -> None:
+    if (settings.data_dir / "agent" / "models").exists():
+        return
+    free = shutil.disk_usage(settings.data_dir).free
+    if free < FREE_BYTES:
+        raise ConfigError(
+            f"{settings.data_dir} has {free // 1024**2} MiB free; a first start needs {FREE_BYTES // 1024**2} MiB. "
+            "Free some space, or name another place: --data DIR"
+        )
+
+
+@contextlib.contextmanager
+def _only_one(data_dir: Path) -> Any:
+    """Hold the data directory for this `up`; raises ConfigError naming the pid of another that has it."""
+    with open(data_dir / "up.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            pid = file.read().strip() or "?"
+            raise ConfigError(
+                f"another llmgw up (pid {pid}) runs on {data_dir}. Stop it, or name another: --data DIR"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _answers(settings: Settings, path: str) -> bool:
+    try:
+        with urllib.request.urlopen(settings.base_url_here + path, timeout=1) as answer:  # noqa: S310 - our own address
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _pause(wake: int, limit_s: float) -> None:
+    """Wait, but no longer than a signal takes to arrive (a child that ended is one)."""
+    import select
+
+    select.select([wake], [], [], limit_s)
+    with contextlib.suppress(BlockingIOError):
+        os.read(wake, 4096)
+
+
+def _end_with_parent() -> None:
+    """In the child: be told to stop when this `up` is killed, so that nothing is left behind."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _kill_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} up      {text}", file=sys.stderr, flush=True)
