@@ -247,6 +247,49 @@ class AuditEntry(models.Model):
         return f"{self.actor_name} {self.action} {self.target}"
 
 
+class FirstLink(models.Model):
+    """A link that signs one person in, once, within its hour. Only the SHA-256 of its code is stored."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="first_links")
+    digest = models.CharField(max_length=64, unique=True)
+    made_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"first sign-in of {self.user}"
+
+
+class SignInAttempt(models.Model):
+    """A recent try to sign in. `who` is a digest: what people type there may be their password."""
+
+    at = models.DateTimeField(db_index=True)
+    address = models.CharField(max_length=45, db_index=True)
+    who = models.CharField(max_length=64)
+
+    class Meta:
+        indexes = [models.Index(fields=["who", "address"], name="sign_in_attempt_who_address")]
+
+    def __str__(self) -> str:
+        return f"{self.address} at {self.at:%Y-%m-%d %H:%M}"
+
+
+class SignedIn(models.Model):
+    """A browser that somebody is signed in with; the session itself is Django's."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="signed_in")
+    session_key = models.CharField(max_length=40, unique=True)
+    address = models.CharField(max_length=45, blank=True)
+    browser = models.CharField(max_length=200, blank=True)
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name = "session"
+
+    def __str__(self) -> str:
+        return f"{self.user} from {self.address}"
+
+
 def store_usage(rows: Iterable[Usage]) -> None:
     """Write finished requests; one that is already there (replayed after a crash) is left as it is."""
     Usage.objects.bulk_create(rows, ignore_conflicts=True, batch_size=200)
