@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.utils import timezone
 
 from nodes.state import Endpoint
 
@@ -33,7 +34,7 @@ class Node(models.Model):
     connection = models.CharField(max_length=64, blank=True, help_text="The stream that speaks for it now.")
     registered_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
-    made_at = models.DateTimeField(auto_now_add=True)
+    made_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         ordering = ["name"]
@@ -80,13 +81,13 @@ class Replica(models.Model):
     engine = models.CharField(max_length=20)
     weight = models.IntegerField(default=1)
     wanted = models.CharField(max_length=6, choices=Wanted.choices, default=Wanted.RUN)
-    wanted_at = models.DateTimeField(auto_now_add=True)
+    wanted_at = models.DateTimeField(default=timezone.now)
     wanted_why = models.CharField(max_length=400, blank=True)
     state = models.CharField(max_length=12, default="starting", help_text="agent.protocol.State of the whole replica.")
-    state_at = models.DateTimeField(auto_now_add=True)
+    state_at = models.DateTimeField(default=timezone.now)
     reason = models.CharField(max_length=1000, blank=True)
     tail = models.TextField(blank=True, help_text="The engine's last lines when it failed.")
-    made_at = models.DateTimeField(auto_now_add=True)
+    made_at = models.DateTimeField(default=timezone.now)
     ready_at = models.DateTimeField(null=True, blank=True)
 
     objects = ReplicaQuerySet.as_manager()
@@ -111,7 +112,7 @@ class Shard(models.Model):
     pid = models.IntegerField(null=True)
     progress = models.JSONField(default=dict, help_text="Stage, bytes done and total, as reported.")
     reason = models.CharField(max_length=1000, blank=True)
-    changed_at = models.DateTimeField(auto_now=True)
+    changed_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["replica", "rank"], name="one_shard_per_rank")]
@@ -125,8 +126,9 @@ class Command(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="commands")
+    replica = models.CharField(max_length=120, blank=True, db_index=True, help_text="The one it is about, if any.")
     body = models.JSONField(help_text="agent.protocol command body, tagged, without engine keys.")
-    made_at = models.DateTimeField(auto_now_add=True)
+    made_at = models.DateTimeField(default=timezone.now)
     sent_at = models.DateTimeField(null=True)
     acknowledged_at = models.DateTimeField(null=True)
     ok = models.BooleanField(null=True)
@@ -142,7 +144,7 @@ class Command(models.Model):
 class Event(models.Model):
     """One line of the timeline, in words an operator understands (ND-48)."""
 
-    at = models.DateTimeField(auto_now_add=True, db_index=True)
+    at = models.DateTimeField(default=timezone.now, db_index=True)
     kind = models.CharField(max_length=40)
     model = models.CharField(max_length=200, blank=True, db_index=True)
     replica = models.CharField(max_length=120, blank=True, db_index=True)
@@ -161,6 +163,7 @@ class Backoff(models.Model):
 
     model = models.CharField(max_length=200)
     profile = models.CharField(max_length=80)
+    profile_digest = models.CharField(max_length=64, help_text="Of what failed: a changed profile is tried at once.")
     failures = models.IntegerField(default=0)
     next_try_at = models.DateTimeField()
     reason = models.CharField(max_length=1000, blank=True)

@@ -25,11 +25,14 @@ class Revision(models.Model):
 
 
 class Lease(models.Model):
-    """Who may act alone until `expires_at`; `fence` grows with every new holder so that an old one can be refused."""
+    """Who may act alone until `expires_at`. `fence` grows whenever it is taken anew and `turn` with everything that the
+    holder does, so that one which slept through its time, or decided on what is no longer so, can be refused."""
 
     name = models.CharField(max_length=40, primary_key=True)
     holder = models.CharField(max_length=120)
     fence = models.BigIntegerField(default=0)
+    turn = models.BigIntegerField(default=0)
+    since = models.DateTimeField()
     expires_at = models.DateTimeField()
 
 
