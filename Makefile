@@ -5,7 +5,7 @@ UV := .venv/bin/uv
 ARGS ?=
 BENCH ?=
 
-.PHONY: up test check bench e2e lock clean
+.PHONY: up test check bench e2e docs lock clean
 
 up: .venv/ready
 	@exec .venv/bin/llmgw up $(ARGS)
@@ -21,13 +21,16 @@ check: .venv/dev-ready
 	.venv/bin/mypy
 	$(PY) manage.py check --fail-level WARNING
 	$(PY) manage.py makemigrations --check --dry-run
-	$(PY) -m docs.reference --check
+	$(PY) docs/reference.py --check
 
 bench: .venv/bench-ready
 	@$(PY) -m tests.bench $(BENCH)
 
 e2e: .venv/dev-ready
 	$(PY) -m pytest -m e2e $(ARGS)
+
+docs: .venv/dev-ready
+	$(PY) docs/reference.py
 
 lock:
 	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 pyproject.toml --group build -o requirements.lock

@@ -62,6 +62,14 @@ def ring(topic: str) -> None:
             log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
 
 
+def forget_redis() -> None:
+    """Close the connection that rings go out on; the next ring opens one to where the settings point then."""
+    global _client
+    if _client is not None:
+        _client.close()
+        _client = None
+
+
 def ring_on_commit(*topics: str) -> None:
     for topic in topics:
         transaction.on_commit(lambda topic=topic: ring(topic))  # type: ignore[misc]

@@ -23,7 +23,7 @@ def redact(text: str) -> str:
     return SECRETS.sub(lambda found: f"{found.group(0)[:7]}…" if found.group(1) else "…", text)
 
 
-class _Line(logging.Formatter):
+class ConsoleLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         ids = "".join(f" {name}={value}" for name, value in context.get().items())
@@ -32,7 +32,7 @@ class _Line(logging.Formatter):
         return redact(f"{clock} {PROCESS:7} {level}{text}{ids}")
 
 
-class _Json(logging.Formatter):
+class JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "at": round(record.created, 3),
@@ -49,7 +49,7 @@ class _Json(logging.Formatter):
 def configure(options: dict[str, str]) -> None:
     """Set up the root logger; `options` has `format` (console, json) and `level`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if options["format"] == "json" else _Line("%(message)s"))
+    handler.setFormatter(JsonLine() if options["format"] == "json" else ConsoleLine("%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(options["level"].upper())

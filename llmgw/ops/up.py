@@ -106,7 +106,8 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
     settings = current()
     serve.check_port(settings.listen.host, settings.listen.port)
     prepare.check_data_dir(settings.data_dir)
-    _check_disk(settings)
+    if not (settings.data_dir / "agent").exists():
+        need_space(settings.data_dir, shutil.disk_usage(settings.data_dir).free)
     if bootstrap_file is not None:
         bootstrap_file = bootstrap_file.absolute()
         if not os.access(bootstrap_file.parent, os.W_OK):
@@ -288,13 +289,11 @@ def _kept_key(bootstrap_file: Path | None) -> str | None:
     return key if isinstance(key, str) else None
 
 
-def _check_disk(settings: Settings) -> None:
-    if (settings.data_dir / "agent" / "models").exists():
-        return
-    free = shutil.disk_usage(settings.data_dir).free
-    if free < FREE_BYTES:
+def need_space(data_dir: Path, free_bytes: int) -> None:
+    """Raises ConfigError when a first start would not fit."""
+    if free_bytes < FREE_BYTES:
         raise ConfigError(
-            f"{settings.data_dir} has {free // 1024**2} MiB free; a first start needs {FREE_BYTES // 1024**2} MiB. "
+            f"{data_dir} has {free_bytes // 1024**2} MiB free; a first start needs {FREE_BYTES // 1024**2} MiB. "
             "Free some space, or name another place: --data DIR"
         )
 

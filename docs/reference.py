@@ -1,0 +1,135 @@
+"""Write docs/reference/*.md from the code that they describe; `--check` only says whether they are current.
+
+Finds the tree from its own path, so it runs from any directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "reference"
+MADE = "<!-- Written by docs/reference.py; change the code and run `make docs`. -->\n\n"
+sys.path.insert(0, str(ROOT))
+
+
+def settings_page(title: str, tree: type[BaseModel], prefix: str, intro: str) -> str:
+    lines = [f"# {title}\n", MADE + intro, "", "| setting | environment | default | meaning |", "|---|---|---|---|"]
+    for path, field in _fields(tree):
+        default = field.get_default(call_default_factory=True) if field.default is not PydanticUndefined else None
+        shown = "required" if field.is_required() else _shown(default)
+        variable = prefix + "__".join(path).upper()
+        meaning = (field.description or "").replace("\n", " ")
+        lines.append(f"| `{'.'.join(path)}` | `{variable}` | {shown} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _fields(tree: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, field in tree.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _fields(inner, (*above, name))
+        else:
+            yield (*above, name), field
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if value in ([], (), {}):
+        return "empty"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`"
+
+
+def cli_page() -> str:
+    import typer.main
+    from click import Command, Context, Group
+
+    from llmgw.cli.main import app
+
+    lines = ["# Command line\n", MADE + "Every command takes `--help`."]
+
+    def walk(command: Command, name: str) -> None:
+        context = Context(command, info_name=name)
+        usage = " ".join(command.collect_usage_pieces(context)).replace("[OPTIONS] ", "").replace("[OPTIONS]", "")
+        lines.append(f"\n## `{name}{' ' + usage if usage else ''}`\n\n{(command.help or '').strip()}")
+        options = [parameter.get_help_record(context) for parameter in command.params]
+        rows = [record for record in options if record and record[0] not in ("--help", "-h, --help")]
+        if rows and not isinstance(command, Group):
+            lines.append("\n| option | meaning |\n|---|---|")
+            lines.extend(f"| `{left.replace('|', chr(92) + '|')}` | {right} |" for left, right in rows)
+        if isinstance(command, Group):
+            for sub in sorted(command.commands):
+                walk(command.commands[sub], f"{name} {sub}")
+
+    walk(typer.main.get_command(app), "llmgw")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    from llmgw.core.metrics import REGISTRY
+
+    lines = ["# Metrics\n", MADE + "Served at `/metrics` of every gateway and web process.", ""]
+    lines += ["| metric | kind | meaning |", "|---|---|---|"]
+    for family in sorted(REGISTRY.collect(), key=lambda family: family.name):
+        if family.name.startswith("llmgw_"):
+            suffix = "_total" if family.type == "counter" else ""
+            lines.append(f"| `{family.name}{suffix}` | {family.type} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def pages() -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ.setdefault("LLMGW_DATA_DIR", scratch)
+        from llmgw.ops.prepare import django_setup
+
+        django_setup()
+        import routing.asgi  # noqa: F401 - every collector is defined once it is imported
+        from agent.config import AgentSettings
+        from llmgw.config import Settings
+
+        server = (
+            "Settings of the control plane: `server.yaml` (named by `--config` or `LLMGW_CONFIG`), then environment."
+        )
+        agent = "Settings of a node's agent: `agent.yaml` (named by `--config`), then environment."
+        return {
+            "settings.md": settings_page("server.yaml", Settings, "LLMGW_", server),
+            "agent-settings.md": settings_page("agent.yaml", AgentSettings, "LLMGW_AGENT_", agent),
+            "cli.md": cli_page(),
+            "metrics.md": metrics_page(),
+        }
+
+
+def stale() -> list[str]:
+    """Names of pages that are not what the code says now."""
+    return [
+        name
+        for name, text in pages().items()
+        if not (TARGET / name).exists() or (TARGET / name).read_text(encoding="utf-8") != text
+    ]
+
+
+def main() -> int:
+    if "--check" in sys.argv[1:]:
+        old = stale()
+        if old:
+            print(f"docs/reference is out of date ({', '.join(old)}). Run: make docs", file=sys.stderr)
+        return 1 if old else 0
+    TARGET.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (TARGET / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Rings wake who waits, cost nothing when lost, and travel between processes over a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import transaction
+
+from llmgw import config
+from llmgw.core import doorbell
+from llmgw.core.models import Revision
+from tests.services import redis_server
+
+
+async def test_a_ring_from_another_thread_wakes_a_listener_at_once() -> None:
+    listener = doorbell.Listener([doorbell.TABLE])
+    began = time.monotonic()
+    threading.Timer(0.05, doorbell.ring, [doorbell.TABLE]).start()
+    assert await listener.wait(5) is True
+    assert time.monotonic() - began < 2
+    listener.close()
+
+
+async def test_waiting_ends_by_itself_when_nobody_rings() -> None:
+    listener = doorbell.Listener(["quiet"])
+    assert await listener.wait(0.02) is False
+    listener.close()
+
+
+async def test_a_closed_listener_is_forgotten_and_other_topics_do_not_wake_it() -> None:
+    listener = doorbell.Listener(["one"])
+    doorbell.ring("two")
+    assert await listener.wait(0.02) is False
+    listener.close()
+    doorbell.ring("one")
+    assert await listener.wait(0.02) is False
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_change_rings_only_once_it_is_committed_and_counts_one_revision() -> None:
+    from asgiref.sync import sync_to_async
+
+    listener = doorbell.Listener([doorbell.TABLE])
+    seen: list[bool] = []
+
+    def change() -> int:
+        before = Revision.current()
+        with transaction.atomic():
+            doorbell.table_changed()
+            seen.append(listener.event.is_set())
+        return Revision.current() - before
+
+    assert await sync_to_async(change)() == 1
+    assert seen == [False]
+    assert await listener.wait(2) is True
+    listener.close()
+
+
+async def test_rings_cross_processes_over_redis_and_its_loss_is_survived(settings: Any) -> None:
+    with redis_server() as url:
+        settings.LLMGW = config.Settings(redis=config.Redis(url=url))
+        relay = asyncio.create_task(doorbell.relay_redis())
+        listener = doorbell.Listener(["far"])
+        with redis.Redis.from_url(url) as other_process:
+            for _ in range(100):
+                if other_process.pubsub_numpat():
+                    break
+                await asyncio.sleep(0.02)
+            other_process.publish(doorbell.PREFIX + "far", b"1")
+            assert await listener.wait(5) is True
+    # Redis is gone now: a ring is lost, not an error, and who is in this process still hears it.
+    await asyncio.to_thread(doorbell.ring, "far")
+    assert await listener.wait(5) is True
+    relay.cancel()
+    listener.close()
+    doorbell.forget_redis()
+
+
+def test_settings_hold_the_typed_tree() -> None:
+    assert isinstance(settings.LLMGW, config.Settings)

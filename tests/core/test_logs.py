@@ -1,0 +1,40 @@
+"""Log lines say which part wrote them, carry ids, and never a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from llmgw.core import logs
+from tenants.keys import new_secret
+
+
+@pytest.mark.parametrize("kind", ["sk", "at", "nt"])
+def test_keys_and_tokens_are_cut_to_their_prefix(kind: str) -> None:
+    secret = new_secret(kind)
+    line = logs.redact(f"refused {secret.text} for Bearer {secret.text}")
+    assert secret.text not in line
+    assert secret.text[8:] not in line
+    assert secret.prefix in line
+
+
+def test_credentials_in_urls_are_cut() -> None:
+    assert logs.redact("no answer from postgresql://llmgw:hunter22@db/x") == "no answer from postgresql://…@db/x"
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("llmgw.x", logging.WARNING, "f", 1, text, None, None)
+
+
+def test_json_lines_carry_the_ids_of_the_context() -> None:
+    token = logs.context.set({"request": "r1"})
+    line = json.loads(logs.JsonLine().format(record("engine failed")))
+    logs.context.reset(token)
+    assert (line["message"], line["request"], line["level"]) == ("engine failed", "r1", "warning")
+
+
+def test_console_lines_are_short_and_name_the_level_only_when_it_matters() -> None:
+    line = logs.ConsoleLine("%(message)s").format(record("engine failed"))
+    assert line.endswith("warning: engine failed")
