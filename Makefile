@@ -46,7 +46,7 @@ lock:
 	@touch $@
 
 .venv/bench-ready: requirements-bench.lock .venv/dev-ready
-	@$(UV) pip install -q --require-hashes -r requirements-bench.lock
+	@sh llmgw/ops/environment.sh requirements-bench.lock
 	@touch $@
 
 clean:
