@@ -1,8 +1,19 @@
-"""The frozen values that nodes, the gateway and the pages speak in. Pure."""
+"""The frozen values that nodes, the gateway and the pages speak in, and what follows from them alone. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Literal
+
+from agent.protocol import ENDED, Build, Gpu, State
+from catalog import spec
+
+Life = Literal["joining", "ready", "unreachable", "lost"]
+Want = Literal["run", "drain", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +35,155 @@ class Endpoint:
     @property
     def usable(self) -> bool:
         return self.state == "ready" and not self.draining and not self.lost and self.port is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How patient the control plane is."""
+
+    unreachable_after: timedelta = timedelta(seconds=15)
+    lost_after: timedelta = timedelta(minutes=5)
+    settle: timedelta = timedelta(seconds=5)
+    drain: timedelta = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine as its agent reported it; `state` and times by the control plane's clock alone (ND-10)."""
+
+    name: str
+    state: Life = "ready"
+    cordoned: bool = False
+    draining: bool = False
+    address: str = ""
+    disabled_engines: frozenset[str] = frozenset()
+    reserved_cores: float = 0
+    cores: int | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    cpu_percent: float | None = None
+    load_1m: float | None = None
+    gpus: tuple[Gpu, ...] = ()
+    builds: tuple[Build, ...] = ()
+    files: int = 0
+    agent_version: str = ""
+    registered_at: datetime | None = None
+    last_seen_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    node: str
+    rank: int = 0
+    state: State = "starting"
+    cores: float = 0
+    gpus: tuple[str, ...] = ()
+    note: str = ""
+    """How far its start has come, in words."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the gateways together see of a replica; `None` is unknown, never idle. `at`: the oldest of their reports."""
+
+    at: datetime
+    in_flight: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    name: str
+    model: str
+    profile: str
+    profile_digest: str
+    made_at: datetime
+    engine: str = "llamacpp"
+    weight: int = 1
+    wanted: Want = "run"
+    wanted_at: datetime | None = None
+    state: State = "starting"
+    state_at: datetime | None = None
+    ready_at: datetime | None = None
+    reason: str = ""
+    tail: str = ""
+    shards: tuple[Shard, ...] = ()
+    load: Load | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A profile that failed `failures` times in a row and is left alone until `next_try_at`."""
+
+    model: str
+    profile: str
+    profile_digest: str
+    failures: int
+    next_try_at: datetime
+    reason: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedDown:
+    """Why a node did not get a replica under a profile. `node` is empty when there is no node at all."""
+
+    node: str
+    profile: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is remembered about a model: why its last placement failed, when it was last asked for."""
+
+    model: str
+    reasons: tuple[TurnedDown, ...] = ()
+    demand_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All that a pass decides on. `since`: when this control plane took the lead; nothing was heard before."""
+
+    nodes: tuple[Node, ...] = ()
+    models: tuple[spec.Model, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    backoffs: tuple[Backoff, ...] = ()
+    statuses: tuple[Status, ...] = ()
+    rules: Rules = Rules()
+    since: datetime | None = None
+
+
+_UNCHANGING = frozenset(
+    ("name", "priority", "startup_timeout_s", "reserved_cores", "required_memory_gb", "capacity_class")
+)
+"""Fields of a profile that do not change what runs: changing them replaces nothing."""
+
+
+def profile_digest(model: spec.Model, profile: spec.Profile) -> str:
+    """SHA-256 over the model's source and what the profile says about running it."""
+    named = {field.name: getattr(profile, field.name) for field in fields(profile) if field.name not in _UNCHANGING}
+    text = json.dumps({"source": model.source, **named}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def replica_state(shards: Iterable[tuple[int, State]]) -> State:
+    """The state of a replica from its shards' ranks and states: one failed fails it, else the leader speaks for it."""
+    by_rank = dict(shards)
+    if "failed" in by_rank.values():
+        return "failed"
+    return by_rank.get(0, "starting")
+
+
+def required_memory_bytes(model: spec.Model, profile: spec.Profile) -> int | None:
+    """What the catalog says one replica needs; `None` where it does not say."""
+    wanted_gb = profile.required_memory_gb if profile.required_memory_gb is not None else model.required_memory_gb
+    return None if wanted_gb is None else int(wanted_gb * 10**9)
