@@ -145,8 +145,8 @@ class Running(Struct, kw_only=True):
 
 
 # --- up --------------------------------------------------------------------------------------------------------------
-class Register(Struct, kw_only=True, tag="register"):
-    """First message of every connection, and the whole truth about the node."""
+class Register(Struct, kw_only=True, tag="register", omit_defaults=False):
+    """First message of every connection, and the whole truth about the node. Whole: an omitted `protocol` says nothing."""
 
     node: str
     protocol: int = VERSION
