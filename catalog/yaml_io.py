@@ -14,7 +14,7 @@ from catalog.spec import Model, Problem
 from catalog.validate import validate
 
 MAX_CHARACTERS = 1024 * 1024
-MAX_PIECES = 400_000
+MAX_PIECES = 200_000
 MAX_DEPTH = 12
 
 
