@@ -22,17 +22,17 @@ ENDED: tuple[State, ...] = ("stopped", "failed")
 
 
 class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
-    pass
+    """Every message and its parts. The subclasses repeat `frozen` because type checkers read it class by class."""
 
 
 # --- what a node is --------------------------------------------------------------------------------------------------
-class Cpu(Struct, kw_only=True):
+class Cpu(Struct, frozen=True, kw_only=True):
     model: str | None = None
     cores: int | None = None
     numa_nodes: int | None = None
 
 
-class Gpu(Struct, kw_only=True):
+class Gpu(Struct, frozen=True, kw_only=True):
     uuid: str
     index: int
     name: str
@@ -42,13 +42,13 @@ class Gpu(Struct, kw_only=True):
     fault: str = ""
 
 
-class Disk(Struct, kw_only=True):
+class Disk(Struct, frozen=True, kw_only=True):
     path: str
     total_bytes: int | None = None
     free_bytes: int | None = None
 
 
-class Build(Struct, kw_only=True):
+class Build(Struct, frozen=True, kw_only=True):
     """An engine build on the node. `usable` False: `reason` says why it cannot be installed or run."""
 
     engine: str
@@ -58,12 +58,12 @@ class Build(Struct, kw_only=True):
     reason: str = ""
 
 
-class File(Struct, kw_only=True):
+class File(Struct, frozen=True, kw_only=True):
     path: str
     size_bytes: int
 
 
-class Inventory(Struct, kw_only=True):
+class Inventory(Struct, frozen=True, kw_only=True):
     """What the scheduler sees of a machine."""
 
     hostname: str
@@ -80,13 +80,13 @@ class Inventory(Struct, kw_only=True):
     """Names of the lists above that were cut to fit the message."""
 
 
-class Sensor(Struct, kw_only=True):
+class Sensor(Struct, frozen=True, kw_only=True):
     name: str
     value: float | None
     unit: str
 
 
-class NodeLoad(Struct, kw_only=True):
+class NodeLoad(Struct, frozen=True, kw_only=True):
     load_1m: float | None = None
     cpu_percent: float | None = None
     memory_used_bytes: int | None = None
@@ -95,7 +95,7 @@ class NodeLoad(Struct, kw_only=True):
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
-class ShardSpec(Struct, kw_only=True):
+class ShardSpec(Struct, frozen=True, kw_only=True):
     """Everything an agent needs to run one shard; also what it writes beside the pid and sends back on register."""
 
     replica: str
@@ -117,14 +117,14 @@ class ShardSpec(Struct, kw_only=True):
     startup_timeout_s: float = 1200
 
 
-class Progress(Struct, kw_only=True):
+class Progress(Struct, frozen=True, kw_only=True):
     done_bytes: int | None = None
     total_bytes: int | None = None
     rate_bytes_s: float | None = None
     note: str = ""
 
 
-class ShardState(Struct, kw_only=True):
+class ShardState(Struct, frozen=True, kw_only=True):
     """One shard as it is now."""
 
     replica: str
@@ -137,7 +137,7 @@ class ShardState(Struct, kw_only=True):
     adopted: bool = False
 
 
-class Running(Struct, kw_only=True):
+class Running(Struct, frozen=True, kw_only=True):
     """A shard the agent runs or has adopted: its full spec, so that a store that forgot can rebuild its rows."""
 
     spec: ShardSpec
@@ -145,8 +145,11 @@ class Running(Struct, kw_only=True):
 
 
 # --- up --------------------------------------------------------------------------------------------------------------
-class Register(Struct, kw_only=True, tag="register", omit_defaults=False):
-    """First message of every connection, and the whole truth about the node. Whole: an omitted `protocol` says nothing."""
+class Register(Struct, frozen=True, kw_only=True, tag="register", omit_defaults=False):
+    """First message of every connection, and the whole truth about the node.
+
+    Whole: an omitted `protocol` says nothing.
+    """
 
     node: str
     protocol: int = VERSION
@@ -158,19 +161,19 @@ class Register(Struct, kw_only=True, tag="register", omit_defaults=False):
     shards: tuple[Running, ...] = ()
 
 
-class Heartbeat(Struct, kw_only=True, tag="heartbeat"):
+class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     load: NodeLoad
     shards: tuple[ShardState, ...] = ()
 
 
-class ShardStatus(Struct, kw_only=True, tag="shard_status"):
+class ShardStatus(Struct, frozen=True, kw_only=True, tag="shard_status"):
     """Sent on every transition; `tail` holds the engine's last lines when it failed."""
 
     status: ShardState
     tail: str = ""
 
 
-class Ack(Struct, kw_only=True, tag="ack"):
+class Ack(Struct, frozen=True, kw_only=True, tag="ack"):
     """The result of a command; the same id always gets the same answer."""
 
     id: int
@@ -182,13 +185,13 @@ Up = Register | Heartbeat | ShardStatus | Ack
 
 
 # --- down ------------------------------------------------------------------------------------------------------------
-class StartShard(Struct, kw_only=True, tag="start_shard"):
+class StartShard(Struct, frozen=True, kw_only=True, tag="start_shard"):
     spec: ShardSpec
     engine_key: str | None = None
     """Added when the command is sent; never stored with it."""
 
 
-class StopShard(Struct, kw_only=True, tag="stop_shard"):
+class StopShard(Struct, frozen=True, kw_only=True, tag="stop_shard"):
     replica: str
     rank: int = 0
     grace_s: float = 10
@@ -197,17 +200,17 @@ class StopShard(Struct, kw_only=True, tag="stop_shard"):
 Body = StartShard | StopShard
 
 
-class Welcome(Struct, kw_only=True, tag="welcome"):
+class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     node: str
     heartbeat_s: float = 5
 
 
-class Refused(Struct, kw_only=True, tag="refused"):
+class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
     reason: str
     retry_after_s: float | None = None
 
 
-class Command(Struct, kw_only=True, tag="command"):
+class Command(Struct, frozen=True, kw_only=True, tag="command"):
     id: int
     body: Body
 
