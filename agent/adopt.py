@@ -24,6 +24,7 @@ class Record(msgspec.Struct, frozen=True):
     port: int
     state: State
     output: str
+    address: str
     key: str | None = None
 
 
@@ -66,7 +67,8 @@ class Found:
 
 
 def look(records: Records) -> Found:
-    running, ended = [], []
+    running: list[Record] = []
+    ended: list[Record] = []
     for record in records.read_all():
         mark = shard_name(record.spec.replica, record.spec.rank)
         lives = bool(record.processes) and all(alive(process, shard_mark=mark) for process in record.processes)

@@ -1,4 +1,4 @@
-"""How long to wait before the next connection: exponential with full jitter, forgiven only after health (ND-5). Pure."""
+"""How long to wait before the next connection: exponential, full jitter, forgiven only after health (ND-5). Pure."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def objection(build: Wheel, host: Host) -> str | None:
     """Why `build` cannot run on `host`, as a sentence; None when nothing speaks against it."""
     known = [name for name, _ in build.hashes]
     if host.architecture not in known:
-        return f"{build.name} {build.version} is made for {' and '.join(known)}, and this machine is {host.architecture}."
+        return (
+            f"{build.name} {build.version} is made for {' and '.join(known)}, and this machine is {host.architecture}."
+        )
     if host.gpus:
         return f"{build.name} computes on CPUs only, and this node has {host.gpus} GPUs that it would leave idle."
     return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from agent import builds, files, uv
@@ -45,7 +46,7 @@ class Installer:
             objection = builds.objection(build, host)
             if objection is None:
                 try:
-                    return await self._flights.get(build.directory, lambda build=build: self._install(build))
+                    return await self._flights.get(build.directory, partial(self._install, build))
                 except (uv.UvError, InstallError) as error:
                     objection = str(error)
                 except OSError as error:
@@ -65,9 +66,7 @@ class Installer:
             if build.engine not in self._binaries:
                 reason = builds.objection(build, host) or self._failures.get(build.directory, "")
                 found.append(
-                    Build(
-                        engine=build.engine, name=build.name, version=build.version, usable=not reason, reason=reason
-                    )
+                    Build(engine=build.engine, name=build.name, version=build.version, usable=not reason, reason=reason)
                 )
         return tuple(found)
 
@@ -94,7 +93,7 @@ class Installer:
         return base.Build(
             name=build.name,
             version=build.version,
-            # -P: the launcher's own directory must not hide modules of the build; -u: a killed engine's last line counts.
+            # -P: the launcher's own directory must hide no module of the build. -u: a killed engine's last line counts.
             argv=(sys.executable, "-P", "-u", str(LAUNCHER)),
             env=(("PYTHONPATH", str(home)),),
         )
@@ -123,7 +122,9 @@ class Installer:
                 await child.wait()
         if child.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"status {child.returncode}"]
-            raise InstallError(f"{build.name} {build.version} is installed and does not run on this machine: {last[0]}.")
+            raise InstallError(
+                f"{build.name} {build.version} is installed and does not run on this machine: {last[0]}."
+            )
 
 
 def _missing(path: Path) -> str:

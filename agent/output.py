@@ -1,4 +1,4 @@
-"""An engine's output on disk: appended by the engine itself, bounded, and its last lines for whoever asks why (AG-21)."""
+"""An engine's output on disk: written by the engine itself, bounded, with its last lines for whoever asks (AG-21)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which port an engine gets: never one in use or lately used, and another than last time (trap: port handed out again). Pure."""
+"""Which port an engine gets: never one in use or lately released, and another than the last one. Pure.
+
+Somebody may still know an old port as another model's, and would reach the wrong one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edge to processes: start them in a session of their own, know them again, find all of them, end them (AG-20, AG-22).
+"""The edge to processes: start in a session of their own, know again, find all of them, end them (AG-20, AG-22).
 
 Everything of a shard carries a mark in its environment, so a child that changed session and name is still found.
 """
@@ -6,8 +6,10 @@ Everything of a shard carries a mark in its environment, so a child that changed
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -97,7 +99,10 @@ def identify(pid: int) -> Identity | None:
 
 
 def alive(known: Identity, *, shard_mark: str | None = None) -> bool:
-    """Whether `known` still runs and is that very process. A wrapper may have replaced its command: the mark then proves it."""
+    """Whether `known` still runs and is that very process.
+
+    A wrapper may have replaced its command meanwhile: then the shard's mark in its environment proves it.
+    """
     now = identify(known.pid)
     if now is None or (now.started, now.boot) != (known.started, known.boot):
         return False
@@ -218,9 +223,18 @@ def cpu_s(pids: Iterable[int]) -> float:
     return sum(found.cpu_s for pid in pids if (found := stat(pid)) is not None)
 
 
-def port_owner_among(port: int, pids: Iterable[int]) -> bool | None:
-    """Whether one of `pids` listens on TCP `port`. None: nobody does, or this system does not say."""
-    inodes = _listeners(port)
+def in_sessions(leaders: Iterable[Identity]) -> list[int]:
+    """Processes in the sessions of a shard's commands: found without reading anybody's environment."""
+    sessions = {leader.pid for leader in leaders}
+    return [pid for pid, one in table().items() if one.session in sessions]
+
+
+def listens(address: str, port: int, pids: Iterable[int]) -> bool | None:
+    """Whether one of `pids` has the socket that a connection to `address` and `port` reaches.
+
+    None: nobody listens there, or this system does not say.
+    """
+    inodes = _listeners(address, port)
     if not inodes:
         return None
     wanted = {f"socket:[{inode}]" for inode in inodes}
@@ -233,12 +247,24 @@ def port_owner_among(port: int, pids: Iterable[int]) -> bool | None:
     return False
 
 
-def _listeners(port: int) -> set[str]:
+def _listeners(address: str, port: int) -> set[str]:
+    number = ipaddress.ip_address(address)
+    places = {_kernel_hex(number), "0" * 32}
+    if number.version == 4:
+        places |= {"0" * 8, _kernel_hex(ipaddress.ip_address(f"::ffff:{number}"))}
     inodes = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (PROC / "net" / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
+                place, _, at = fields[1].rpartition(":")
+                if fields[3] == "0A" and int(at, 16) == port and place in places:  # 0A: listening
                     inodes.add(fields[9])
     return inodes
+
+
+def _kernel_hex(number: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """An address as /proc/net/tcp prints it: words of four bytes, each in the machine's order."""
+    packed = number.packed
+    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)

@@ -94,9 +94,7 @@ class Tick:
     pass
 
 
-Event = (
-    Asked | Progressed | Fetched | Installed | Launched | Broke | Probed | Exited | Gone | StopAsked | Tick
-)
+Event = Asked | Progressed | Fetched | Installed | Launched | Broke | Probed | Exited | Gone | StopAsked | Tick
 
 
 class Effect(Enum):

@@ -46,7 +46,9 @@ class UrlFile:
 
     @property
     def target(self) -> str:
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", unquote(urlsplit(self.url).path).rpartition("/")[2]).lstrip(".") or "file"
+        name = (
+            re.sub(r"[^A-Za-z0-9._-]", "_", unquote(urlsplit(self.url).path).rpartition("/")[2]).lstrip(".") or "file"
+        )
         return f"url/{hashlib.sha256(self.url.encode()).hexdigest()[:16]}/{name}"
 
 

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
+
+import uv
 
 LIMIT_S = 1800.0
 
@@ -17,8 +20,6 @@ class UvError(Exception):
 
 async def install_wheel(requirement: str, target: Path, *, what: str, limit_s: float = LIMIT_S) -> None:
     """Install `requirement`, a line with hashes, into `target`. Raises UvError."""
-    import sys
-
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     pins = target / "requirements.txt"
     pins.write_text(requirement + "\n")
@@ -52,20 +53,24 @@ def explain(what: str, errors: str) -> str:
     """uv's own words as one sentence with the next step."""
     lower = errors.lower()
     if "hash mismatch" in lower:
-        return f"{what}: the package index gave a file that does not have the pinned hash. Do not use it; check the index."
+        return (
+            f"{what}: the package index gave a file that does not have the pinned hash. Do not use it; check the index."
+        )
     if "no space left" in lower or "os error 28" in lower:
         return f"{what}: the disk is full. Free space, or move work_dir to a larger disk."
     if any(words in lower for words in ("dns error", "error sending request", "connect error", "timed out", "network")):
-        return f"{what}: the package index cannot be reached. Give this node a way to one (UV_INDEX_URL names a mirror)."
+        return (
+            f"{what}: the package index cannot be reached. Give this node a way to one (UV_INDEX_URL names a mirror)."
+        )
     if "not found in the" in lower or "no solution found" in lower or "no version of" in lower:
-        return f"{what}: the package index does not have it for this machine. Name an index that has it in UV_INDEX_URL."
+        return (
+            f"{what}: the package index does not have it for this machine. Name an index that has it in UV_INDEX_URL."
+        )
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return f"{what}: uv failed: {' '.join(lines)[:500] or 'without a word'}"
 
 
 def _uv() -> str:
-    import uv
-
     try:
         return uv.find_uv_bin()
     except FileNotFoundError:

@@ -122,8 +122,9 @@ class Weights:
                     break
                 except (httpx.TransportError, _Again) as error:
                     if attempt == ATTEMPTS - 1:
+                        why = str(error) or type(error).__name__
                         raise FetchError(
-                            f"{target.name} cannot be fetched from {_host(wanted.url)}: {error or type(error).__name__}. "
+                            f"{target.name} cannot be fetched from {_host(wanted.url)}: {why}. "
                             "Look at the network between this node and there; what has arrived is kept."
                         ) from None
                     await asyncio.sleep(2.0**attempt)
@@ -149,7 +150,8 @@ class Weights:
                 raise _Again(f"it answered {response.status_code}")
             if response.status_code not in (200, 206):
                 raise FetchError(
-                    f"{_host(url)} answered {response.status_code} for {partial.name[1:-8]}. Correct the source, or open it."
+                    f"{_host(url)} answered {response.status_code} for {partial.name[1:-8]}. "
+                    "Correct the source, or let this node read it."
                 )
             if response.status_code == 200:
                 done = 0  # the range was not honoured: what comes is the whole file

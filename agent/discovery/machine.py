@@ -51,7 +51,7 @@ class Machine:
             name, _, value = line.partition(":")
             if name.strip() == "processor":
                 cores += 1
-            elif name.strip().lower() in ("model name", "model", "cpu model") and not model:
+            elif name.strip().lower() in ("model name", "cpu model") and not model:
                 model = value.strip() or None
         if self._root == _REAL:
             cores = min(cores or len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0)))

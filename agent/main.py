@@ -1,0 +1,232 @@
+"""The agent as a program: settings in, one node served until it is told to stop (AG-50)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import fcntl
+import logging
+import os
+import signal
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import IO, assert_never
+
+import msgspec
+
+from agent import files, logs, protocol
+from agent.answers import Answers
+from agent.config import AgentSettings, ConfigError, load
+from agent.discovery.machine import Machine
+from agent.host import Host
+from agent.installer import Installer
+from agent.protocol import Ack, Command, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
+from agent.session import Session
+from agent.supervisor import Supervisor
+from agent.weights import Weights
+
+log = logging.getLogger(__name__)
+STOP_SESSION_S = 3.0
+
+
+class Agent:
+    """One node: wires discovery, weights, builds, supervision and the stream together."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._machine = Machine(work_dir=settings.work_dir)
+        self._weights = Weights(settings.work_dir / "models")
+        self._installer = _installer(settings)
+        host = _host(settings, self._machine)
+        self._session = Session(settings, self)
+        self._supervisor = Supervisor(
+            settings, host, weights=self._weights, installer=self._installer, publish=self._session.publish
+        )
+        self._answers = Answers(self._carry_out)
+
+    async def serve(self, stopped: asyncio.Event) -> None:
+        """Until `stopped` is set; then within 5 s, engines aside."""
+        self._supervisor.adopt()
+        watching = asyncio.create_task(self._supervisor.run())
+        speaking = asyncio.create_task(self._session.run())
+        await stopped.wait()
+        if self._settings.stop_engines_on_exit:
+            await self._supervisor.close(stop_engines=True)
+        for task in (watching, speaking):
+            task.cancel()
+        await asyncio.wait((watching, speaking), timeout=STOP_SESSION_S)
+        if not self._settings.stop_engines_on_exit:
+            await self._supervisor.close(stop_engines=False)
+
+    # --- what the session asks -------------------------------------------------------------------------------------
+    async def register(self, address: str) -> Register:
+        host = self._supervisor.host
+        self._supervisor.host = host = dataclasses.replace(host, address=address)
+        inventory = await asyncio.to_thread(_inventory, self._machine, self._weights, self._installer, host)
+        return Register(
+            node=self._settings.node,
+            agent_version=version(),
+            machine_id=self._machine.machine_id(),
+            address=address,
+            inventory=inventory,
+            labels=self._settings.labels,
+            shards=self._supervisor.running(),
+        )
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(load=await asyncio.to_thread(self._machine.load), shards=self._supervisor.states())
+
+    def failures(self) -> tuple[ShardStatus, ...]:
+        return self._supervisor.failures()
+
+    def answer(self, command: Command) -> Ack:
+        return self._answers.answer(command)
+
+    def _carry_out(self, command: Command) -> str:
+        match command.body:
+            case StartShard() as start:
+                return self._supervisor.start_shard(start)
+            case StopShard() as stop:
+                return self._supervisor.stop_shard(stop)
+            case other:
+                assert_never(other)
+
+
+def run(settings: AgentSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. Engines go on, unless `stop_engines_on_exit` says otherwise."""
+    logs.configure(settings.logging.format, settings.logging.level)
+    try:
+        settings.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock(settings.work_dir / "agent.lock")
+    except BlockingIOError:
+        log.error("Another agent already uses %s. Stop it, or give this one its own work_dir.", settings.work_dir)
+        return 1
+    except OSError as error:
+        log.error("%s", files.sentence(error, f"work_dir {settings.work_dir} cannot be used"))
+        return 1
+    with lock:
+        log.info("Agent %s of node %s in %s", version(), settings.node, settings.work_dir)
+        asyncio.run(_serve(settings))
+    log.info("Agent stopped%s", "" if settings.stop_engines_on_exit else "; its engines go on")
+    return 0
+
+
+def inventory(settings: AgentSettings) -> Inventory:
+    """What the scheduler would see of this machine."""
+    machine = Machine(work_dir=settings.work_dir)
+    return _inventory(machine, Weights(settings.work_dir / "models"), _installer(settings), _host(settings, machine))
+
+
+def inventory_json(found: Inventory) -> str:
+    return msgspec.json.format(protocol.encode(found), indent=2).decode()
+
+
+def inventory_text(found: Inventory) -> str:
+    """One line a fact; what is not known is a dash."""
+    cpu = found.cpu
+    lines = [
+        ("host", found.hostname),
+        ("system", found.os),
+        ("kernel", found.kernel),
+        ("cpu", cpu.model),
+        ("cores", cpu.cores),
+        ("numa nodes", cpu.numa_nodes),
+        ("memory", _gib(found.memory_bytes)),
+        *(("disk", f"{disk.path}  {_gib(disk.free_bytes)} free of {_gib(disk.total_bytes)}") for disk in found.disks),
+        *(("gpu", f"{gpu.index} {gpu.name} {gpu.gpu_class}") for gpu in found.gpus),
+        *(("fabric", name) for name in found.fabrics),
+        *(
+            ("build", f"{build.engine}: {build.name} {build.version}" + (f" - {build.reason}" if build.reason else ""))
+            for build in found.builds
+        ),
+        *(("file", f"{file.path}  {file.size_bytes / 1e6:.0f} MB") for file in found.files),
+        *(("cut", f"the list of {name} is longer than shown") for name in found.cut),
+    ]
+    return "\n".join(f"{name:<11} {'-' if value is None else value}" for name, value in lines)
+
+
+def version() -> str:
+    try:
+        return metadata.version("llmgw")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m agent`: the agent without the rest of llmgw's command line."""
+    parser = argparse.ArgumentParser(prog="python -m agent", description="Serve this machine as a node of llmgw.")
+    parser.add_argument("--config", type=Path, help="agent.yaml")
+    parser.add_argument("--inventory", choices=("text", "json"), help="print what the scheduler would see, and end")
+    parser.add_argument("--doctor", action="store_true", help="check this machine, say what to fix, and end")
+    options = parser.parse_args(argv)
+    try:
+        settings = load(options.config)
+    except ConfigError as error:
+        print(f"llmgw agent: {error}", file=sys.stderr)
+        return 2
+    if options.inventory:
+        found = inventory(settings)
+        print(inventory_json(found) if options.inventory == "json" else inventory_text(found))
+        return 0
+    if options.doctor:
+        from agent.doctor import check, text
+
+        findings = check(settings)
+        print(text(findings))
+        return 0 if all(finding.ok for finding in findings) else 1
+    return run(settings)
+
+
+async def _serve(settings: AgentSettings) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await Agent(settings).serve(stopped)
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Held until closed, or until this process dies. Raises BlockingIOError while another agent holds it."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _installer(settings: AgentSettings) -> Installer:
+    binary = settings.llamacpp.binary
+    return Installer(settings.work_dir / "engines", binaries={"llamacpp": binary} if binary else {})
+
+
+def _host(settings: AgentSettings, machine: Machine) -> Host:
+    return Host(
+        address=settings.address or "127.0.0.1",
+        architecture=machine.architecture(),
+        cores=machine.cpu().cores,
+        memory_bytes=machine.memory_bytes(),
+        llamacpp_threads=settings.llamacpp.threads,
+    )
+
+
+def _inventory(machine: Machine, weights: Weights, installer: Installer, host: Host) -> Inventory:
+    present, cut = weights.present()
+    return Inventory(
+        hostname=machine.hostname(),
+        os=machine.os_name(),
+        kernel=machine.kernel(),
+        cpu=machine.cpu(),
+        memory_bytes=machine.memory_bytes(),
+        disks=machine.disks(),
+        builds=installer.present(host),
+        files=present,
+        cut=("files",) if cut else (),
+    )
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,500 @@
+"""The edge that carries out what agent.shards decides: one loop, so there are no locks (AG-12, AG-20 to AG-24)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from agent import adopt, files, output, ports, probe, process, shards, validate
+from agent.config import AgentSettings
+from agent.engines import ENGINES
+from agent.engines.base import Build, Command, Launch
+from agent.host import Host
+from agent.installer import Installer, InstallError
+from agent.process import Identity
+from agent.protocol import (
+    Progress,
+    Running,
+    ShardState,
+    ShardStatus,
+    StartShard,
+    StopShard,
+)
+from agent.shards import Effect, Shard
+from agent.weights import FetchError, Weights
+
+log = logging.getLogger(__name__)
+
+BUSY_TICK_S = 0.1
+QUIET_TICK_S = 1.0
+QUARANTINE_S = 120.0
+"""How long a released port stays unused, so that nobody who still knows it reaches another model."""
+KEEP_ENDED = 64
+BUSY_SHARE = 0.05
+"""CPU use between two probes, as a share of one core, above which an engine counts as busy."""
+# What engines get of the agent's environment: no secret, and nothing that llama-server would take for a flag.
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
+INHERITED_PREFIXES = ("CUDA_", "NVIDIA_", "GGML_", "OMP_")
+
+Key = tuple[str, int]
+Publish = Callable[[ShardStatus], None]
+
+
+@dataclass(slots=True)
+class Run:
+    """What the edge knows of a shard besides its state."""
+
+    shard: Shard
+    output: Path
+    address: str
+    key: str | None = field(default=None, repr=False)
+    processes: list[Identity] = field(default_factory=list)
+    expected: int = 1
+    """How many commands the shard consists of."""
+    weights: Path | None = None
+    build: Build | None = None
+    port: int | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    cpu: tuple[float, float] | None = None
+    tail: str = ""
+    logged_percent: int = 0
+
+    @property
+    def mark(self) -> str:
+        return adopt.shard_name(self.shard.spec.replica, self.shard.spec.rank)
+
+
+class Supervisor:
+    """Owns every shard of this node. `publish` is told of each transition."""
+
+    def __init__(
+        self, settings: AgentSettings, host: Host, *, weights: Weights, installer: Installer, publish: Publish
+    ) -> None:
+        self.host = host
+        self._settings = settings
+        self._weights = weights
+        self._installer = installer
+        self._publish = publish
+        self._records = adopt.Records(settings.work_dir / "shards")
+        self._logs = settings.work_dir / "logs"
+        self._port_file = settings.work_dir / "last-port"
+        self._agent_mark = f"{settings.node}|{settings.work_dir}"
+        self._runs: dict[Key, Run] = {}
+        self._events: deque[tuple[Key, shards.Event]] = deque()
+        self._released_at: dict[int, float] = {}
+        self._http = probe.client()
+        self._woken = asyncio.Event()
+        self._tick = 0
+
+    # --- what others ask -------------------------------------------------------------------------------------------
+    def running(self) -> tuple[Running, ...]:
+        """Every shard, with those that ended lately: what a register carries."""
+        return tuple(Running(spec=run.shard.spec, status=run.shard.status()) for run in self._runs.values())
+
+    def states(self) -> tuple[ShardState, ...]:
+        """Every shard that has not ended: what a heartbeat carries."""
+        return tuple(run.shard.status() for run in self._runs.values() if not run.shard.ended)
+
+    def failures(self) -> tuple[ShardStatus, ...]:
+        """The last words of shards that failed, for a control plane that was not there to hear them."""
+        return tuple(
+            ShardStatus(status=run.shard.status(), tail=run.tail)
+            for run in self._runs.values()
+            if run.shard.state == "failed"
+        )
+
+    def start_shard(self, command: StartShard) -> str:
+        """Begin a shard; the answer is empty, or why not. One that runs already is left as it is."""
+        spec = command.spec
+        key = (spec.replica, spec.rank)
+        known = self._runs.get(key)
+        if known and not known.shard.ended:
+            if known.shard.spec.profile_digest != spec.profile_digest:
+                return f"shard {spec.replica}/{spec.rank} runs under another profile; stop it first."
+            return ""
+        named = spec.engine in self._binaries()
+        run = Run(Shard(spec), self._logs / f"{adopt.shard_name(*key)}.log", self.host.address, key=command.engine_key)
+        self._runs.pop(key, None)
+        self._runs[key] = run
+        reason = validate.refusal(spec, self.host, has_binary=named)
+        self._feed(key, shards.Broke(reason) if reason else shards.Asked())
+        return reason or ""
+
+    def stop_shard(self, command: StopShard) -> str:
+        """Stop a shard; one that this node does not know is as stopped as can be, and said so."""
+        key = (command.replica, command.rank)
+        run = self._runs.get(key)
+        if run is None or run.shard.ended:
+            self._runs.pop(key, None)
+            self._publish(ShardStatus(status=ShardState(replica=command.replica, rank=command.rank, state="stopped")))
+            return ""
+        self._feed(key, shards.StopAsked(max(0.0, command.grace_s)))
+        return ""
+
+    # --- life ------------------------------------------------------------------------------------------------------
+    def adopt(self) -> None:
+        """Take over what an earlier agent left running; end what nothing describes, and say so."""
+        now = monotonic()
+        found = adopt.look(self._records)
+        for record in (*found.running, *found.ended):
+            key = (record.spec.replica, record.spec.rank)
+            main = record.processes[-1].pid if record.processes else 0
+            shard = shards.adopt(record.spec, record.state, pid=main, port=record.port, now=now)
+            run = Run(
+                shard,
+                Path(record.output),
+                record.address,
+                key=record.key,
+                processes=list(record.processes),
+                expected=len(record.processes),
+                port=record.port,
+            )
+            self._runs[key] = run
+            if record in found.running:
+                log.info("Adopted %s: process %d on port %d, %s", _name(run), main, record.port, record.state)
+            else:
+                self._feed(key, shards.Exited("ended while no agent watched it"))
+        described = {run.mark for run in self._runs.values()}
+        for pid, mark in process.marked(self._agent_mark).items():
+            if mark not in described:
+                log.warning("Killed process %d: an engine of this agent (shard %s) that no record describes", pid, mark)
+                process.send(pid, signal.SIGKILL)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                self.watch()
+            except Exception:  # the agent's boundary: one bad look must not end the watch
+                log.exception("Watching the shards failed; trying again")
+            settled = all(run.shard.ended or run.shard.state == "ready" for run in self._runs.values())
+            self._woken.clear()
+            try:
+                async with asyncio.timeout(QUIET_TICK_S if settled else BUSY_TICK_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    def watch(self) -> None:
+        """One look at every shard."""
+        self._tick += 1
+        for key, run in list(self._runs.items()):
+            if run.shard.ended:
+                continue
+            if run.shard.state == "stopping":
+                self._look_for_remains(key, run)
+            else:
+                self._look_for_exit(key, run)
+            self._feed(key, shards.Tick())
+            if self._tick % 16 == 0 and output.bound(run.output):
+                log.info("Cut the output of %s, which had grown to %d MiB", _name(run), output.MAX_BYTES // 2**20)
+
+    async def close(self, *, stop_engines: bool, limit_s: float = 15.0) -> None:
+        """End this agent's own work; engines go on, unless they are to stop too."""
+        if stop_engines:
+            for key in list(self._runs):
+                self._feed(key, shards.StopAsked(min(5.0, limit_s / 2)))
+            try:
+                async with asyncio.timeout(limit_s):
+                    while any(not run.shard.ended for run in self._runs.values()):
+                        self.watch()
+                        await asyncio.sleep(BUSY_TICK_S)
+            except TimeoutError:
+                for run in self._runs.values():
+                    self._kill(run)
+        tasks = [task for run in self._runs.values() for task in run.tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2.0)
+        await self._http.aclose()
+
+    # --- the loop: events in, effects out --------------------------------------------------------------------------
+    def _feed(self, key: Key, event: shards.Event) -> None:
+        self._events.append((key, event))
+        if len(self._events) > 1:  # an effect fed it: the outer call goes on
+            return
+        while self._events:
+            try:
+                self._advance(*self._events[0])
+            finally:
+                self._events.popleft()
+
+    def _advance(self, key: Key, event: shards.Event) -> None:
+        run = self._runs.get(key)
+        if run is None:
+            return
+        before = run.shard.state
+        run.shard, effects = shards.step(run.shard, event, monotonic())
+        if before != run.shard.state:
+            log.log(logging.WARNING if run.shard.state == "failed" else logging.INFO, "%s", _transition(run))
+            self._woken.set()
+        for effect in effects:
+            self._carry_out(key, run, effect)
+
+    def _carry_out(self, key: Key, run: Run, effect: Effect) -> None:
+        match effect:
+            case Effect.FETCH:
+                self._spawn(key, run, self._fetch(key, run))
+            case Effect.INSTALL:
+                self._spawn(key, run, self._install(key, run))
+            case Effect.LAUNCH:
+                self._spawn(key, run, self._launch(key, run))
+            case Effect.PROBE:
+                self._spawn(key, run, self._probe(key, run))
+            case Effect.TERMINATE:
+                self._cancel(run)
+                for identity in reversed(run.processes):
+                    process.send_group(identity, signal.SIGTERM)
+            case Effect.KILL:
+                self._cancel(run)
+                self._kill(run)
+            case Effect.PUBLISH:
+                self._say(run)
+            case Effect.RELEASE:
+                self._release(run)
+
+    def _say(self, run: Run) -> None:
+        if run.shard.state == "failed":
+            run.tail = output.tail(run.output, secret=run.key) if run.expected and run.processes else ""
+        if run.processes and not run.shard.ended:
+            self._record(run)
+        self._publish(ShardStatus(status=run.shard.status(), tail=run.tail))
+
+    def _release(self, run: Run) -> None:
+        self._records.forget(run.shard.spec)
+        if run.port is not None:
+            self._released_at[run.port] = monotonic()
+        ended = [key for key, one in self._runs.items() if one.shard.ended]
+        for key in ended[: max(0, len(ended) - KEEP_ENDED)]:
+            del self._runs[key]
+
+    def _spawn(self, key: Key, run: Run, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # the agent's boundary: a fault of ours fails one shard only
+                log.exception("A fault of the agent's fails %s", _name(run))
+                self._feed(key, shards.Broke(f"the agent itself failed: {type(error).__name__}: {error}"))
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        run.tasks.add(task)
+        task.add_done_callback(run.tasks.discard)
+
+    def _cancel(self, run: Run) -> None:
+        for task in run.tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    # --- preparing -------------------------------------------------------------------------------------------------
+    async def _fetch(self, key: Key, run: Run) -> None:
+        try:
+            run.weights = await self._weights.ensure(run.shard.spec.source, lambda told: self._progress(key, run, told))
+            reason = await asyncio.to_thread(_look_at_weights, run.shard.spec.engine, run.weights)
+        except FetchError as error:
+            reason = str(error)
+        self._feed(key, shards.Broke(reason) if reason else shards.Fetched())
+
+    def _progress(self, key: Key, run: Run, progress: Progress) -> None:
+        self._feed(key, shards.Progressed(progress))
+        if progress.done_bytes is not None and progress.total_bytes:
+            percent = 100 * progress.done_bytes // progress.total_bytes
+            if percent >= run.logged_percent + 10:
+                run.logged_percent = percent
+                log.info("%s: %d %% of the weights fetched", _name(run), percent)
+
+    async def _install(self, key: Key, run: Run) -> None:
+        try:
+            run.build = await self._installer.ensure(run.shard.spec.engine, self.host)
+        except InstallError as error:
+            self._feed(key, shards.Broke(str(error)))
+        else:
+            self._feed(key, shards.Installed())
+
+    async def _launch(self, key: Key, run: Run) -> None:
+        try:
+            port = self._choose_port(run)
+            if port is None:
+                span = self._settings.ports
+                raise _NotStarted(f"no port between {span.first} and {span.last} is free. Widen `ports` in agent.yaml.")
+            run.port = port
+            assert run.build
+            launch = Launch(build=run.build, weights=str(run.weights), port=port, key=run.key)
+            commands = ENGINES[run.shard.spec.engine].commands(run.shard.spec, self.host, launch)
+            run.expected = len(commands)
+            output.begin(run.output)
+            for command in commands:
+                await self._start(run, command)
+        except _NotStarted as error:
+            self._feed(key, shards.Broke(str(error)))
+        except OSError as error:
+            self._feed(key, shards.Broke(files.sentence(error, "the engine cannot be started")))
+        else:
+            self._feed(key, shards.Launched(run.processes[-1].pid, port))
+
+    async def _start(self, run: Run, command: Command) -> None:
+        if command.wait_for is not None:
+            await _wait_for_listener(*command.wait_for, limit_s=command.wait_s)
+        pid = process.spawn(command.argv, self._environment(run, command), run.output)
+        identity = process.identify(pid)
+        if identity is None:
+            raise _NotStarted(f"{Path(command.argv[0]).name} {process.ending(process.reap(pid))} at once")
+        run.processes.append(identity)
+        # Written at once: an agent killed now must find the process again.
+        self._record(run)
+
+    def _environment(self, run: Run, command: Command) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        }
+        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: run.mark}
+        return inherited | dict(command.env) | dict(command.secrets) | marks
+
+    def _record(self, run: Run) -> None:
+        # A wrapper replaces its command after the start, so the command is read again each time.
+        current = [process.identify(identity.pid) or identity for identity in run.processes]
+        run.processes = [
+            new if (new.started, new.boot) == (old.started, old.boot) else old
+            for new, old in zip(current, run.processes, strict=True)
+        ]
+        record = adopt.Record(
+            spec=run.shard.spec,
+            processes=tuple(run.processes),
+            port=run.port or 0,
+            state=run.shard.state,
+            output=str(run.output),
+            address=run.address,
+            key=run.key,
+        )
+        try:
+            self._records.write(record)
+        except OSError as error:
+            log.error("%s", files.sentence(error, f"The record of {_name(run)} cannot be written"))
+
+    def _choose_port(self, run: Run) -> int | None:
+        try:
+            last = int(self._port_file.read_text())
+        except (OSError, ValueError):
+            last = None
+        port = ports.choose(
+            self._settings.ports.first,
+            self._settings.ports.last,
+            after=last,
+            used={one.port for one in self._runs.values() if one.port is not None and not one.shard.ended},
+            released_at=self._released_at,
+            quarantine_s=QUARANTINE_S,
+            now=monotonic(),
+            is_free=lambda port: _is_free(run.address, port),
+        )
+        if port is not None:
+            files.write_private(self._port_file, str(port).encode())
+        return port
+
+    def _binaries(self) -> dict[str, Path]:
+        binary = self._settings.llamacpp.binary
+        return {"llamacpp": binary} if binary else {}
+
+    # --- watching --------------------------------------------------------------------------------------------------
+    def _look_for_exit(self, key: Key, run: Run) -> None:
+        for index, identity in enumerate(run.processes):
+            code = process.reap(identity.pid)
+            if code is None and process.alive(identity, shard_mark=run.mark):
+                continue
+            sidecar = index < run.expected - 1
+            ended = process.ending(code)
+            self._feed(key, shards.Exited(f"its sidecar {index + 1} {ended}" if sidecar else ended))
+            return
+
+    def _look_for_remains(self, key: Key, run: Run) -> None:
+        for identity in run.processes:
+            process.reap(identity.pid)
+        if not process.members(run.processes, run.mark):
+            self._feed(key, shards.Gone())
+
+    def _kill(self, run: Run) -> None:
+        for pid in process.members(run.processes, run.mark) if run.processes else ():
+            process.send(pid, signal.SIGKILL)
+        for identity in run.processes:
+            process.reap(identity.pid)
+
+    async def _probe(self, key: Key, run: Run) -> None:
+        shard, port = run.shard, run.port
+        assert port is not None
+        ours = process.in_sessions(run.processes)
+        answer = await probe.ask(
+            self._http,
+            ENGINES[shard.spec.engine],
+            address=run.address,
+            port=port,
+            served_name=shard.spec.model,
+            key=run.key,
+            ours=ours,
+            thorough=shard.state in ("starting", "loading"),
+        )
+        now = monotonic()
+        used = process.cpu_s(ours)
+        before, run.cpu = run.cpu, (now, used)
+        busy = before is not None and used - before[1] > BUSY_SHARE * (now - before[0])
+        self._feed(key, shards.Probed(answer, busy))
+
+
+class _NotStarted(Exception):
+    """`str()` is the reason."""
+
+
+def _look_at_weights(engine: str, path: Path) -> str | None:
+    head = b""
+    if path.is_file():
+        try:
+            with path.open("rb") as file:
+                head = file.read(4)
+        except OSError as error:
+            return files.sentence(error, f"source: {path} cannot be read")
+    return validate.weights_refusal(engine, str(path), is_file=path.is_file(), head=head)
+
+
+async def _wait_for_listener(host: str, port: int, *, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host, port)
+                except OSError:
+                    await asyncio.sleep(0.25)
+                else:
+                    writer.close()
+                    return
+    except TimeoutError:
+        raise _NotStarted(f"nothing listened on {host}:{port} within {limit_s:g} s") from None
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def _name(run: Run) -> str:
+    spec = run.shard.spec
+    return f"{spec.model} ({spec.replica}/{spec.rank})" if spec.nodes > 1 else f"{spec.model} ({spec.replica})"
+
+
+def _transition(run: Run) -> str:
+    shard = run.shard
+    where = f" on port {shard.port}" if shard.state == "ready" else ""
+    why = f": {shard.reason}" if shard.reason else ""
+    return f"{_name(run)} is {shard.state}{where}{why}"
