@@ -14,7 +14,8 @@ HEALTHY = timedelta(minutes=2)
 def delay(failures: int, jitter: float) -> timedelta:
     """The wait after the nth failure in a row, n from 1. `jitter` (0 to 1) adds up to half; it grows with n."""
     doublings = min(failures - 1, 20)
-    return min(FIRST * 2**doublings * (1 + jitter / 2), LONGEST)
+    wait_s = FIRST.total_seconds() * float(2**doublings) * (1 + jitter / 2)
+    return min(timedelta(seconds=wait_s), LONGEST)
 
 
 def jitter_of(*words: str) -> float:

@@ -1,5 +1,206 @@
+"""The control plane's end of an agent's stream: who is it, what does it tell, what is it to do (ND-1 to ND-6)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any, assert_never
+
+import msgspec
+from channels.db import database_sync_to_async
+from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
 
+from agent import protocol
+from llmgw.core import doorbell
+from llmgw.core.clock import Clock, SystemClock
+from nodes import actions, commands
+from nodes.models import Node
 
-class AgentStream(AsyncWebsocketConsumer):
-    pass
+log = logging.getLogger(__name__)
+
+REGISTER_WITHIN_S = 15.0
+POLL_S = 1.0
+"""How often commands are looked for, besides being rung for."""
+WRITE_EVERY_S = 4.5
+"""Heartbeats that tell nothing new are written down no more often than this."""
+# Close codes; a Refused message says the reason before them.
+REFUSED, REGISTER_AGAIN, BROKEN = 4001, 4002, 1011
+
+
+class _Greeting(msgspec.Struct):
+    """As much of a first message as every version of the protocol has."""
+
+    type: str
+    protocol: int = protocol.VERSION
+
+
+class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
+    """One connection. States: refused, or proven (a token), then registered (one Register), then told and telling."""
+
+    clock: Clock = SystemClock()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.node: Node | None = None
+        self.connection = secrets.token_hex(16)
+        self.registered = False
+        self.sender: asyncio.Task[None] | None = None
+        self.deadline: asyncio.TimerHandle | None = None
+        self.told: dict[tuple[str, int], protocol.ShardState] = {}
+        self.written_at = 0.0
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        try:
+            await super().dispatch(message)
+        except StopConsumer:
+            raise
+        except Exception:
+            log.exception("%s: a message could not be dealt with; the agent connects again", self.name)
+            await self.close(BROKEN)
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node.name}" if self.node else "an agent"
+
+    async def connect(self) -> None:
+        await self.accept()  # so that a refusal can say why
+        self.node = await database_sync_to_async(actions.node_of_token)(_bearer(self.scope))
+        if self.node is None:
+            await self._refuse(
+                "the join token is not known here; make one with `llmgw node add`, and put it into the agent's settings"
+            )
+            return
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.call_later(REGISTER_WITHIN_S, lambda: loop.create_task(self._register_late()))
+
+    async def disconnect(self, code: int) -> None:
+        if self.deadline:
+            self.deadline.cancel()
+        if self.sender:
+            self.sender.cancel()
+        if self.node and self.registered:
+            log.info("Node %s: its stream ended (%s)", self.node.name, code)
+            await database_sync_to_async(actions.leave)(node=self.node.name, connection=self.connection)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        if self.node is None:
+            return  # refused; what it still says does not matter
+        raw = text_data.encode() if text_data is not None else bytes_data or b""
+        if len(raw) > protocol.MAX_MESSAGE_BYTES:
+            await self._refuse(f"a message of {len(raw)} bytes is over the limit of {protocol.MAX_MESSAGE_BYTES}")
+            return
+        try:
+            if not self.registered and (other := _other_version(raw)):
+                await self._refuse(other)
+                return
+            message = protocol.decode_up(raw)
+        except msgspec.DecodeError as error:
+            await self._refuse(f"a message could not be read: {error}")
+            return
+        await self._hear(self.node, message)
+
+    async def _hear(self, node: Node, message: protocol.Up) -> None:
+        now = self.clock.now()
+        match message:
+            case protocol.Register():
+                await self._register(node, message)
+            case _ if not self.registered:
+                await self._refuse("the first message of a stream must be a register")
+            case protocol.Heartbeat():
+                await self._heartbeat(node, message)
+            case protocol.ShardStatus():
+                self.told[message.status.replica, message.status.rank] = message.status
+                tell = database_sync_to_async(actions.shard_status)
+                await self._go_on(await tell(node=node.name, connection=self.connection, report=message, now=now))
+            case protocol.Ack():
+                await database_sync_to_async(actions.acknowledge)(node=node.name, ack=message, now=now)
+            case _:
+                assert_never(message)
+
+    async def _register(self, node: Node, message: protocol.Register) -> None:
+        register = database_sync_to_async(actions.register_node)
+        answer = await register(node=node, register=message, connection=self.connection, now=self.clock.now())
+        if isinstance(answer, protocol.Refused):
+            await self._refuse(answer.reason, answer.retry_after_s)
+            return
+        if self.deadline:
+            self.deadline.cancel()
+        self.registered = True
+        self.told = {(each.status.replica, each.status.rank): each.status for each in message.shards}
+        self.written_at = self.clock.monotonic()
+        log.info("Node %s registered from %s with %d shards", node.name, message.address, len(message.shards))
+        await self._say(answer)
+        if self.sender is None:
+            self.sender = asyncio.create_task(self._send_commands(node))
+
+    async def _heartbeat(self, node: Node, message: protocol.Heartbeat) -> None:
+        changed = [state for state in message.shards if self.told.get((state.replica, state.rank)) != state]
+        if not changed and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
+            return
+        self.told = {(state.replica, state.rank): state for state in message.shards}
+        self.written_at = self.clock.monotonic()
+        beat = database_sync_to_async(actions.heartbeat)
+        heard = await beat(
+            node=node.name, connection=self.connection, load=message.load, changed=changed, now=self.clock.now()
+        )
+        await self._go_on(heard)
+
+    async def _go_on(self, heard: actions.Heard) -> None:
+        match heard:
+            case "ok":
+                return
+            case "replaced":
+                await self._refuse("another stream speaks for this node now")
+            case "register again":
+                await self.close(REGISTER_AGAIN)
+
+    async def _send_commands(self, node: Node) -> None:
+        """Pass on what is stored for the node, now and whenever there is more, until the stream ends."""
+        listener = doorbell.Listener([doorbell.commands_for(node.name)])
+        take = database_sync_to_async(commands.take_due)
+        try:
+            while True:
+                for command in await take(node=node.name, connection=self.connection, now=self.clock.now()):
+                    await self._say(command)
+                if await listener.wait(POLL_S) and not await self._current(node):
+                    await self._refuse("another stream speaks for this node now")
+                    return
+        except Exception:
+            log.exception("Node %s: commands could not be sent; its agent connects again", node.name)
+            await self.close(BROKEN)
+        finally:
+            listener.close()
+
+    async def _current(self, node: Node) -> bool:
+        return await Node.objects.filter(pk=node.pk, connection=self.connection).aexists()
+
+    async def _register_late(self) -> None:
+        await self._refuse(f"nothing was registered within {REGISTER_WITHIN_S:g} s")
+
+    async def _refuse(self, reason: str, retry_after_s: float | None = None) -> None:
+        log.warning("Refused %s: %s", self.name, reason)
+        await self._say(protocol.Refused(reason=reason, retry_after_s=retry_after_s))
+        await self.close(REFUSED)
+
+    async def _say(self, message: protocol.Down) -> None:
+        await self.send(text_data=protocol.encode(message).decode())
+
+
+def _bearer(scope: dict[str, Any]) -> str:
+    headers = dict(scope["headers"])
+    kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _other_version(raw: bytes) -> str:
+    """Why an agent of another protocol version is refused; empty for one of ours."""
+    greeting = msgspec.json.decode(raw, type=_Greeting)
+    if greeting.type != "register" or greeting.protocol == protocol.VERSION:
+        return ""
+    older = "agent" if greeting.protocol < protocol.VERSION else "control plane"
+    return (
+        f"the agent speaks protocol version {greeting.protocol} and the control plane version {protocol.VERSION}; "
+        f"upgrade the {older}"
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Literal
 
-from agent.protocol import ENDED, Build, Gpu, State
+from agent.protocol import ENDED, Build, Gpu, Progress, State
 from catalog import spec
 
 Life = Literal["joining", "ready", "unreachable", "lost"]
@@ -175,7 +175,7 @@ def profile_digest(model: spec.Model, profile: spec.Profile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def replica_state(shards: Iterable[tuple[int, State]]) -> State:
+def replica_state(shards: Iterable[tuple[int, str]]) -> str:
     """The state of a replica from its shards' ranks and states: one failed fails it, else the leader speaks for it."""
     by_rank = dict(shards)
     if "failed" in by_rank.values():
@@ -187,3 +187,14 @@ def required_memory_bytes(model: spec.Model, profile: spec.Profile) -> int | Non
     """What the catalog says one replica needs; `None` where it does not say."""
     wanted_gb = profile.required_memory_gb if profile.required_memory_gb is not None else model.required_memory_gb
     return None if wanted_gb is None else int(wanted_gb * 10**9)
+
+
+def in_words(progress: Progress) -> str:
+    """How far a start has come: "40 % of 105.6 MB", or what is known of it."""
+    done, total = progress.done_bytes, progress.total_bytes
+    if done is not None and total:
+        share = f"{100 * done // total} % of {total / 10**6:.1f} MB"
+        return f"{progress.note}: {share}" if progress.note else share
+    if done is not None:
+        return f"{progress.note or 'fetched'}: {done / 10**6:.1f} MB"
+    return progress.note

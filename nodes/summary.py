@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+
+from catalog import spec
+from nodes.placement import Used, in_use
+from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +120,202 @@ class Summary:
     models: tuple[ModelLine, ...]
     replicas: tuple[ReplicaLine, ...]
     usage_today: UsageLine
+
+
+def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summary:
+    """The lines that a person reads, in a settled order: nodes and models by name, replicas by model and age."""
+    used = in_use(cluster)
+    replicas = sorted(cluster.replicas, key=lambda replica: (replica.model, replica.made_at, replica.name))
+    lost = {node.name for node in cluster.nodes if node.state == "lost"}
+    models = tuple(_model(model, replicas, lost, cluster, now) for model in cluster.models)
+    nodes = sorted(cluster.nodes, key=lambda node: node.name)
+    return Summary(
+        at=now,
+        alerts=(*_node_alerts(nodes), *_model_alerts(models, cluster)),
+        capacity=_capacity(nodes, replicas, used),
+        nodes=tuple(_node(node, used.get(node.name, Used()), replicas) for node in nodes),
+        models=models,
+        replicas=tuple(_replica(replica) for replica in replicas),
+        usage_today=usage_today,
+    )
+
+
+def _node(node: Node, used: Used, replicas: Iterable[Replica]) -> NodeLine:
+    return NodeLine(
+        name=node.name,
+        state=node.state,
+        cordoned=node.cordoned,
+        draining=node.draining,
+        address=node.address,
+        cores=node.cores,
+        cores_used=used.cores,
+        memory_bytes=node.memory_bytes,
+        memory_used_bytes=node.memory_used_bytes,
+        cpu_percent=node.cpu_percent,
+        load_1m=node.load_1m,
+        disk_free_bytes=node.disk_free_bytes,
+        gpus=len(node.gpus),
+        gpus_faulty=sum(not gpu.healthy for gpu in node.gpus),
+        replicas=sum(any(shard.node == node.name for shard in replica.shards) for replica in replicas),
+        files=node.files,
+        engines=tuple(f"{build.engine} ({build.name} {build.version})" for build in node.builds if build.usable),
+        agent_version=node.agent_version,
+        last_seen_at=node.last_seen_at,
+    )
+
+
+def _replica(replica: Replica) -> ReplicaLine:
+    load = replica.load
+    progress = "; ".join(shard.note for shard in replica.shards if shard.note)
+    return ReplicaLine(
+        name=replica.name,
+        model=replica.model,
+        profile=replica.profile,
+        engine=replica.engine,
+        node=", ".join(shard.node for shard in replica.shards),
+        state=_state(replica),
+        note=replica.reason or ("" if replica.state == "ready" else progress),
+        slots=replica.weight,
+        in_flight=load.in_flight if load else None,
+        running=load.running if load else None,
+        waiting=load.waiting if load else None,
+        kv_used=load.kv_used if load else None,
+        made_at=replica.made_at,
+        ready_at=replica.ready_at,
+        tail=replica.tail,
+    )
+
+
+def _state(replica: Replica) -> str:
+    """What is asked of it where that is not yet what it reports."""
+    if replica.state in ("failed", "stopped"):
+        return replica.state
+    return {"run": replica.state, "drain": "draining", "stop": "stopping"}[replica.wanted]
+
+
+def _model(
+    model: spec.Model, replicas: Iterable[Replica], lost: set[str], cluster: Cluster, now: datetime
+) -> ModelLine:
+    mine = [replica for replica in replicas if replica.model == model.name]
+    live = [r for r in mine if r.wanted == "run" and not lost.intersection(shard.node for shard in r.shards)]
+    ready = [replica for replica in live if replica.state == "ready"]
+    waiting = [held for held in cluster.backoffs if held.model == model.name and held.next_try_at > now]
+    reasons = next((status.reasons for status in cluster.statuses if status.model == model.name), ())
+    state, note = _model_state(model, live, ready, waiting, reasons)
+    return ModelLine(
+        name=model.name,
+        aliases=model.aliases,
+        state=state,
+        wanted=0 if state in ("off", "external") else model.scaling.min,
+        ready=len(ready),
+        replicas=len(mine),
+        slots=sum(replica.weight for replica in ready),
+        in_flight=_sum(replica.load.in_flight if replica.load else None for replica in ready),
+        waiting=_sum(replica.load.waiting if replica.load else None for replica in ready),
+        note=note,
+        why_not=tuple(f"{_subject(turned)} {turned.reason}" if turned.node else turned.reason for turned in reasons),
+        next_try_at=min((held.next_try_at for held in waiting), default=None),
+    )
+
+
+def _subject(turned: TurnedDown) -> str:
+    return f"{turned.node} ({turned.profile}):"
+
+
+def _model_state(
+    model: spec.Model,
+    live: list[Replica],
+    ready: list[Replica],
+    waiting: list[Backoff],
+    reasons: tuple[TurnedDown, ...],
+) -> tuple[str, str]:
+    """One of ready, loading, failed, cannot run, on demand, off and external, and what to know beside it."""
+    least = model.scaling.min
+    if model.external is not None:
+        return "external", f"served by {model.external.url}"
+    if not model.profiles or (least == 0 and model.scaling.max == 0):
+        return "off", ""
+    short = f"{len(ready)} of {least} replicas are ready" if len(ready) < least else ""
+    failure = next((held.reason for held in waiting), "")
+    if ready:
+        return "ready", f"{short}: {failure}" if short and failure else short
+    if failure:
+        return "failed", failure
+    if live:
+        replica = live[-1]
+        return "loading", f"{replica.name} is {_state(replica)}"
+    if reasons:
+        return "cannot run", "no node can run it"
+    return ("loading", "waits for a node") if least else ("on demand", "")
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Unknown as soon as one part is."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[str, Used]) -> tuple[CapacityLine, ...]:
+    here = [node for node in nodes if node.state in ("ready", "unreachable")]
+    names = {node.name for node in here}
+    shards = [(r, shard) for r in replicas for shard in r.shards if shard.node in names and not shard.ended]
+    lines = []
+    for gpu_class in sorted({gpu.gpu_class for node in here for gpu in node.gpus}):
+        cards = {gpu.uuid: gpu for node in here for gpu in node.gpus if gpu.gpu_class == gpu_class}
+        healthy = {uuid for uuid, gpu in cards.items() if gpu.healthy}
+        taken = {uuid: r.ready_at is not None for r, shard in shards for uuid in shard.gpus if uuid in healthy}
+        serving = sum(taken.values())
+        lines.append(
+            CapacityLine(
+                gpu_class=gpu_class,
+                unit="cards",
+                total=len(cards),
+                used=serving,
+                starting=len(taken) - serving,
+                free=len(healthy) - len(taken),
+                faulty=len(cards) - len(healthy),
+                reserved=0,
+                nodes=sum(any(gpu.gpu_class == gpu_class for gpu in node.gpus) for node in here),
+            )
+        )
+    counted = [node for node in here if node.cores is not None]
+    starting = sum(shard.cores for r, shard in shards if r.ready_at is None and not shard.gpus)
+    total = sum(node.cores or 0 for node in counted)
+    reserved = sum(node.reserved_cores for node in counted)
+    taken_cores = sum(used.get(node.name, Used()).cores for node in here)
+    free = max(0.0, total - reserved - taken_cores)
+    lines.append(CapacityLine("cpu", "cores", total, taken_cores - starting, starting, free, 0, reserved, len(counted)))
+    return tuple(lines)
+
+
+def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
+    found = []
+    for node in nodes:
+        if node.state in ("unreachable", "lost"):
+            grade = "failed" if node.state == "lost" else "warn"
+            text = f"Node {node.name} is {node.state}; see whether the machine and its agent run."
+            found.append(Alert(grade, node.name, text, node.last_seen_at))
+        found += [
+            Alert("warn", node.name, f"Card {gpu.index} ({gpu.name}) of {node.name} is faulty: {gpu.fault}", None)
+            for gpu in node.gpus
+            if not gpu.healthy
+        ]
+    return tuple(found)
+
+
+def _model_alerts(models: Iterable[ModelLine], cluster: Cluster) -> tuple[Alert, ...]:
+    found = []
+    for line in models:
+        if line.state == "failed":
+            failures = max(held.failures for held in cluster.backoffs if held.model == line.name)
+            text = f"{line.name} does not start ({failures} in a row): {line.note}"
+            found.append(Alert("failed", line.name, text, line.next_try_at))
+        elif line.state == "cannot run":
+            found.append(Alert("failed", line.name, f"{line.name} finds no place: {line.why_not[0]}", None))
+        elif line.note and line.state == "ready":
+            found.append(Alert("warn", line.name, f"{line.name}: {line.note}", None))
+    return tuple(found)

@@ -1,6 +1,43 @@
+"""The pass as a Celery task: run by the schedule and by pokes, by whoever holds the lead."""
+
+from __future__ import annotations
+
+import logging
+
 from celery import shared_task
+from celery.signals import worker_shutdown
+from django.conf import settings
+from django.db import DatabaseError
+
+from llmgw.core import lease
+from llmgw.core.clock import SystemClock
+from nodes import passes
+from nodes.poke import RECONCILE
+
+log = logging.getLogger(__name__)
+
+MOST_PASSES = 20
+"""Passes that follow each other in one task while each of them acts; the schedule goes on from there."""
 
 
-@shared_task(name="nodes.tasks.reconcile", ignore_result=True)
+@shared_task(name=RECONCILE, ignore_result=True)
 def reconcile() -> None:
-    pass
+    """Bring the fleet nearer to the catalog until nothing is left to do now."""
+    nodes = settings.LLMGW.nodes
+    clock = SystemClock()
+    try:
+        for _ in range(MOST_PASSES):
+            held = lease.acquire(lease.LEADER, ttl_s=nodes.lease_ttl_s)
+            if held is None or not passes.run_pass(clock.now(), held=held):
+                return
+    except Exception:
+        log.exception("A pass failed; the next one runs within %g s", nodes.reconcile_s)
+
+
+@worker_shutdown.connect  # type: ignore[untyped-decorator]
+def hand_over(**_: object) -> None:
+    """A clean stop lets the next control plane lead at once."""
+    try:
+        lease.release(lease.LEADER)
+    except DatabaseError as error:
+        log.warning("The lead was not handed over (%s); it ends in %g s", error, settings.LLMGW.nodes.lease_ttl_s)

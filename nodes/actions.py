@@ -1,0 +1,194 @@
+"""What agents report and what people do to nodes, written down: one transaction each, and a ring where it matters.
+
+Reports are the truth about what runs: replica rows follow them (ND-2, ND-45). What people do leaves an audit row.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from agent import protocol
+from llmgw.core import doorbell
+from nodes import commands, reports, timeline
+from nodes.models import Node, NodeState, Shard
+from nodes.poke import poke
+from tenants import audit
+from tenants.audit import Actor
+from tenants.keys import MAX_LENGTH, digest, new_secret
+
+Heard = Literal["ok", "replaced", "register again"]
+"""The stream that spoke goes on, or another one speaks for its node now, or its agent must tell everything again."""
+
+
+def node_of_token(token: str) -> Node | None:
+    """The node that a join token proves, if any."""
+    if not token.startswith("nt-") or len(token) > MAX_LENGTH:
+        return None
+    found = digest(token)
+    node = Node.objects.filter(token_digest=found).first()
+    return node if node and hmac.compare_digest(node.token_digest or "", found) else None
+
+
+@transaction.atomic
+def register_node(
+    *, node: Node, register: protocol.Register, connection: str, now: datetime
+) -> protocol.Welcome | protocol.Refused:
+    """The first message of a stream: from now on `connection` speaks for the node, and its rows are rebuilt."""
+    if register.node != node.name:
+        return protocol.Refused(
+            reason=f"this token is node {node.name}'s, but the agent says it is {register.node}; "
+            f"set the node's name to {node.name}, or use the token of {register.node}"
+        )
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    known = node.machine_id and node.state not in (NodeState.JOINING, NodeState.LOST)
+    if known and node.machine_id != register.machine_id:
+        reason = (
+            f"node {node.name} is machine {node.machine_id}, and machine {register.machine_id} uses its token; "
+            f"give this machine a node of its own, or wait until the other one is lost, or remove the node"
+        )
+        timeline.note("refused", reason, at=now, node=node.name)
+        return protocol.Refused(reason=reason, retry_after_s=60)
+    before = node.state
+    node.state = NodeState.READY
+    node.machine_id = register.machine_id
+    node.address = register.address
+    node.labels = register.labels
+    node.agent_version = register.agent_version
+    node.inventory = msgspec.to_builtins(register.inventory)
+    node.connection = connection
+    node.registered_at = node.last_seen_at = now
+    node.save()
+    if before != NodeState.READY:
+        text = f"node {node.name} has joined" if before == NodeState.JOINING else f"node {node.name} is back"
+        timeline.note("ready", text, at=now, node=node.name)
+    commands.send_again(node=node.name)
+    reports.rebuild(node.name, register.shards, now)
+    doorbell.table_changed()
+    doorbell.ring_on_commit(doorbell.commands_for(node.name))  # a stream that this one replaces notices
+    poke()
+    return protocol.Welcome(node=node.name, heartbeat_s=settings.LLMGW.nodes.heartbeat_s)
+
+
+@transaction.atomic
+def heartbeat(
+    *, node: str, connection: str, load: protocol.NodeLoad, changed: Iterable[protocol.ShardState], now: datetime
+) -> Heard:
+    """A sign of life. `changed`: the shards whose state differs from what this stream last told."""
+    rows = Node.objects.filter(pk=node, connection=connection)
+    beat = {"last_seen_at": now, "load": msgspec.to_builtins(load)}
+    if not rows.filter(state=NodeState.READY).update(**beat):
+        if not rows.filter(state=NodeState.UNREACHABLE).update(**beat, state=NodeState.READY):
+            return "register again" if rows.exists() else "replaced"
+        timeline.note("ready", f"node {node} is back", at=now, node=node)
+        poke()
+    known = [reports.observe(node, status, "", now) for status in changed]
+    return "ok" if all(known) else "register again"
+
+
+@transaction.atomic
+def shard_status(*, node: str, connection: str, report: protocol.ShardStatus, now: datetime) -> Heard:
+    """A shard went from one state to another."""
+    if not Node.objects.filter(pk=node, connection=connection).exists():
+        return "replaced"
+    return "ok" if reports.observe(node, report.status, report.tail, now) else "register again"
+
+
+@transaction.atomic
+def acknowledge(*, node: str, ack: protocol.Ack, now: datetime) -> None:
+    """An agent has done, or refused, what a command says."""
+    row = commands.acknowledge(node=node, ack=ack, now=now)
+    if row is None:
+        return
+    shard = Shard.objects.filter(replica=row.replica, rank=commands.rank_of(row), node=node).first()
+    if shard is None:
+        row.delete()  # the replica is over, so nobody asks for the answer
+        return
+    if row.body["type"] == "start_shard" and not ack.ok:
+        refused = protocol.ShardState(replica=row.replica, rank=shard.rank, state="failed", reason=ack.error)
+        reports.observe(node, refused, "", now)
+    if row.body["type"] == "stop_shard":
+        reports.stop_answered(shard, ack, now)
+
+
+def leave(*, node: str, connection: str) -> None:
+    """The stream ended. Only the clock says what that means for the node (ND-10)."""
+    Node.objects.filter(pk=node, connection=connection).update(connection="")
+
+
+@transaction.atomic
+def make_node(*, name: str, actor: Actor) -> tuple[Node, str]:
+    """A node that may join, and its join token, which is nowhere else and cannot be shown again."""
+    secret = new_secret("nt")
+    node = Node.objects.create(name=name, token_digest=secret.digest)
+    audit.record(actor, "make node", name)
+    timeline.note("made", f"node {name} may join", at=timezone.now(), node=name)
+    return node, secret.text
+
+
+@transaction.atomic
+def renew_join_token(*, node: Node, actor: Actor) -> str:
+    """A new join token for a node; the old one is void from its next connection on."""
+    secret = new_secret("nt")
+    Node.objects.filter(pk=node.pk).update(token_digest=secret.digest)
+    audit.record(actor, "renew join token", node.name)
+    return secret.text
+
+
+def cordon_node(*, node: Node, actor: Actor) -> bool:
+    """Nothing new goes there; what runs stays. False when it was so already."""
+    text = f"node {node.name} was cordoned by {actor.name}: it gets no new replicas"
+    return _mark(node, actor, "cordon node", text, was={"cordoned_at": None}, to={"cordoned_at": timezone.now()})
+
+
+@transaction.atomic
+def uncordon_node(*, node: Node, actor: Actor) -> bool:
+    """Back in use, whether it was cordoned or being drained. False when it was in use."""
+    rows = Node.objects.filter(pk=node.pk).exclude(cordoned_at=None, draining_at=None)
+    if not rows.update(cordoned_at=None, draining_at=None):
+        return False
+    audit.record(actor, "uncordon node", node.name)
+    text = f"node {node.name} was uncordoned by {actor.name}"
+    timeline.note("uncordon node", text, at=timezone.now(), node=node.name)
+    poke()
+    return True
+
+
+def drain_node(*, node: Node, actor: Actor) -> bool:
+    """Its replicas move, new ones first where there is room. False when it was so already."""
+    text = f"node {node.name} is drained for {actor.name}: its replicas move"
+    return _mark(node, actor, "drain node", text, was={"draining_at": None}, to={"draining_at": timezone.now()})
+
+
+class NodeInUse(Exception):
+    """Removing a node that still speaks would leave its engines running with nobody to stop them."""
+
+
+@transaction.atomic
+def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
+    """Forget a lost node, or one that never joined, at once and with its token; another only by `force`."""
+    node = Node.objects.select_for_update().get(pk=node.pk)
+    if node.state not in (NodeState.LOST, NodeState.JOINING) and not force:
+        raise NodeInUse(f"node {node.name} is {node.state}; drain it and stop its agent first, or force its removal")
+    node.delete()
+    audit.record(actor, "remove node", node.name, before={"state": node.state})
+    timeline.note("remove node", f"node {node.name} was removed by {actor.name}", at=timezone.now(), node=node.name)
+    doorbell.table_changed()
+    poke()
+
+
+@transaction.atomic
+def _mark(node: Node, actor: Actor, action: str, text: str, *, was: dict[str, object], to: dict[str, object]) -> bool:
+    if not Node.objects.filter(pk=node.pk, **was).update(**to):
+        return False
+    audit.record(actor, action, node.name)
+    timeline.note(action, text, at=timezone.now(), node=node.name)
+    poke()
+    return True

@@ -1,0 +1,81 @@
+"""Commands to agents: stored before they are sent, sent again until acknowledged, applied once there (ND-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db.models import Q, QuerySet
+
+from agent import protocol
+from llmgw.core import doorbell
+from llmgw.core.models import Secret
+from nodes.engine_keys import SECRET_NAME, engine_key
+from nodes.models import Command
+
+RESEND_AFTER = timedelta(seconds=10)
+BATCH = 100
+"""Most commands that are sent at once; the rest follow when these are under way."""
+
+
+def store(*, node: str, body: protocol.Body, now: datetime) -> Command:
+    """Keep a command for a node and ring for its stream on commit."""
+    replica = body.spec.replica if isinstance(body, protocol.StartShard) else body.replica
+    row = Command.objects.create(node_id=node, replica=replica, body=msgspec.to_builtins(body), made_at=now)
+    doorbell.ring_on_commit(doorbell.commands_for(node))
+    return row
+
+
+def take_due(*, node: str, connection: str, now: datetime) -> tuple[protocol.Command, ...]:
+    """What the stream `connection` is to send now, marked as sent; nothing once another stream speaks for the node."""
+    waiting = Command.objects.filter(node=node, node__connection=connection, acknowledged_at=None)
+    due = list(waiting.filter(Q(sent_at=None) | Q(sent_at__lte=now - RESEND_AFTER)).order_by("pk")[:BATCH])
+    if due:
+        Command.objects.filter(pk__in=[row.pk for row in due]).update(sent_at=now)
+    return tuple(protocol.Command(id=row.pk, body=_with_key(row.body)) for row in due)
+
+
+def _with_key(stored: object) -> protocol.Body:
+    """The body with the engine's key in it, which is never stored."""
+    body: protocol.Body = msgspec.convert(stored, protocol.Body)  # type: ignore[call-overload]
+    match body:
+        case protocol.StartShard():
+            return msgspec.structs.replace(body, engine_key=engine_key(Secret.named(SECRET_NAME), body.spec.replica))
+        case protocol.StopShard():
+            return body
+
+
+def send_again(*, node: str) -> None:
+    """A new stream has opened: what an earlier one sent without an answer is due at once."""
+    Command.objects.filter(node=node, acknowledged_at=None).exclude(sent_at=None).update(sent_at=None)
+
+
+def acknowledge(*, node: str, ack: protocol.Ack, now: datetime) -> Command | None:
+    """Note the agent's answer. None when it is answered already, withdrawn, or another node's."""
+    rows = Command.objects.filter(pk=ack.id, node=node)
+    answered = rows.filter(acknowledged_at=None).update(acknowledged_at=now, ok=ack.ok, error=ack.error[:1000])
+    return rows.first() if answered else None
+
+
+def rank_of(row: Command) -> int:
+    body: protocol.Body = msgspec.convert(row.body, protocol.Body)  # type: ignore[call-overload]
+    return body.spec.rank if isinstance(body, protocol.StartShard) else body.rank
+
+
+def unanswered(replica: str, kind: str) -> QuerySet[Command]:
+    return Command.objects.filter(replica=replica, acknowledged_at=None, body__type=kind)
+
+
+def withdraw_starts(replica: str) -> bool:
+    """A replica is not to start after all. True when no start was ever sent, so that there is nothing to stop."""
+    starts = Command.objects.filter(replica=replica, body__type="start_shard")
+    never_sent = starts.exists() and not starts.exclude(sent_at=None, acknowledged_at=None).exists()
+    starts.filter(acknowledged_at=None).delete()
+    return never_sent
+
+
+def discard(replicas: Iterable[str]) -> None:
+    """Drop what concerns replicas that are over, but for stops that are still to be heard."""
+    rows = Command.objects.filter(replica__in=list(replicas))
+    rows.filter(Q(body__type="start_shard") | ~Q(acknowledged_at=None)).delete()

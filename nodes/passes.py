@@ -1,0 +1,196 @@
+"""One pass: look at the cluster, plan, carry the plan out in one transaction (ND-40).
+
+Every step is a conditional update on what the plan saw, so a step that came too late, or again, changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+from django.db import transaction
+
+from agent import protocol
+from llmgw.core import doorbell, lease
+from nodes import commands, reconcile, snapshot, state, timeline
+from nodes.expiry import Expired
+from nodes.models import Backoff, ModelStatus, Node, Replica, Shard, Wanted
+from nodes.poke import poke
+from nodes.reconcile import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
+
+__all__ = ["apply", "poke", "run_pass"]
+
+log = logging.getLogger(__name__)
+
+
+def run_pass(now: datetime, *, held: lease.Held | None = None) -> bool:
+    """Whether anything was done, so that another pass should follow. `held`: the lease that it is done under."""
+    cluster = snapshot.take(now, since=held.since if held else None)
+    plan = reconcile.plan(cluster, now)
+    changed_reasons = _changed(plan, cluster)
+    if not plan.actions and not changed_reasons:
+        return False
+    with transaction.atomic():
+        if held and not lease.advance(held):
+            log.info("A pass was dropped: another one acted meanwhile")
+            return False
+        _remember(changed_reasons, now)
+        return apply(plan, now)
+
+
+def apply(plan: Plan, now: datetime) -> bool:
+    """Carry out the actions that still fit; whether there were any. Call inside a transaction."""
+    done = [action for action in plan.actions if _do(action, now)]
+    if done:
+        doorbell.table_changed()
+    return bool(done)
+
+
+def _do(action: Action, now: datetime) -> bool:
+    match action:
+        case Expired():
+            return _expire(action, now)
+        case Start():
+            return _start(action, now)
+        case Drain():
+            return _drain(action, now)
+        case Stop():
+            return _stop(action, now)
+        case Forget():
+            return _forget(action, now)
+        case BackOff():
+            return _back_off(action, now)
+        case Recover():
+            return _recover(action, now)
+        case _:
+            assert_never(action)
+
+
+def _expire(action: Expired, now: datetime) -> bool:
+    rows = Node.objects.filter(name=action.node, state=action.was, last_seen_at=action.last_seen_at)
+    changed = rows.update(state=action.state)
+    if changed:
+        timeline.note(action.state, action.why, at=now, node=action.node)
+    return bool(changed)
+
+
+def _start(action: Start, now: datetime) -> bool:
+    model, profile = action.model, action.profile
+    digest = state.profile_digest(model, profile)
+    fields = {"model": model.name, "profile": profile.name, "profile_digest": digest, "engine": profile.engine}
+    times = {"made_at": now, "state_at": now, "wanted_at": now}
+    _, made = Replica.objects.get_or_create(
+        name=action.replica, defaults={**fields, **times, "weight": profile.weight, "wanted_why": action.why[:400]}
+    )
+    if not made:
+        return False
+    for part in action.parts:
+        spec = protocol.ShardSpec(
+            replica=action.replica,
+            rank=part.rank,
+            **fields,
+            source=model.source,
+            args=profile.args,
+            env=dict(profile.env),
+            gpus=part.gpus,
+            cores=part.cores,
+            slots=profile.weight,
+            tp=profile.tp,
+            pp=profile.pp,
+            nodes=profile.nodes,
+            startup_timeout_s=profile.startup_timeout_s,
+        )
+        Shard.objects.create(
+            replica_id=action.replica,
+            rank=part.rank,
+            node_id=part.node,
+            gpus=list(part.gpus),
+            cores=part.cores,
+            changed_at=now,
+        )
+        commands.store(node=part.node, body=protocol.StartShard(spec=spec), now=now)
+        timeline.note("start", action.why, at=now, model=model.name, replica=action.replica, node=part.node)
+    return True
+
+
+def _want(action: Drain | Stop, wanted: Wanted, now: datetime, *, was: tuple[Wanted, ...]) -> bool:
+    rows = Replica.objects.filter(name=action.replica, wanted__in=was)
+    changed = rows.update(wanted=wanted, wanted_at=now, wanted_why=action.why[:400])
+    if changed:
+        timeline.note(wanted.value, action.why, at=now, model=action.model, replica=action.replica)
+    return bool(changed)
+
+
+def _drain(action: Drain, now: datetime) -> bool:
+    return _want(action, Wanted.DRAIN, now, was=(Wanted.RUN,))
+
+
+def _stop(action: Stop, now: datetime) -> bool:
+    if not _want(action, Wanted.STOP, now, was=(Wanted.RUN, Wanted.DRAIN)):
+        return False
+    shards = Shard.objects.filter(replica=action.replica)
+    if commands.withdraw_starts(action.replica):
+        shards.update(state="stopped", changed_at=now)
+        return True
+    for shard in shards:
+        body = protocol.StopShard(replica=action.replica, rank=shard.rank)
+        commands.store(node=shard.node_id, body=body, now=now)
+    return True
+
+
+def _forget(action: Forget, now: datetime) -> bool:
+    gone, _ = Replica.objects.filter(name=action.replica).delete()
+    if gone:
+        commands.discard([action.replica])
+        timeline.note("gone", action.why, at=now, model=action.model, replica=action.replica)
+    return bool(gone)
+
+
+def _back_off(action: BackOff, now: datetime) -> bool:
+    held = action.backoff
+    fields = {
+        "profile_digest": held.profile_digest,
+        "failures": held.failures,
+        "next_try_at": held.next_try_at,
+        "reason": held.reason[:1000],
+        "tail": held.tail,
+    }
+    rows = Backoff.objects.filter(model=held.model, profile=held.profile)
+    if rows.filter(profile_digest=held.profile_digest, failures__gte=held.failures).exists():
+        return False
+    if not rows.update(**fields):
+        Backoff.objects.create(model=held.model, profile=held.profile, **fields)
+    timeline.note("backoff", action.why, at=now, model=held.model)
+    return True
+
+
+def _recover(action: Recover, now: datetime) -> bool:
+    gone, _ = Backoff.objects.filter(model=action.model, profile=action.profile).delete()
+    if gone:
+        timeline.note("recovered", action.why, at=now, model=action.model)
+    return bool(gone)
+
+
+Reasons = list[tuple[str, tuple[state.TurnedDown, ...]]]
+
+
+def _changed(plan: Plan, cluster: state.Cluster) -> Reasons:
+    known = {status.model: status.reasons for status in cluster.statuses}
+    return [(model, reasons) for model, reasons in plan.reasons if known.get(model, ()) != reasons]
+
+
+def _remember(changed: Reasons, now: datetime) -> None:
+    """Keep why models found no place, for the pages; say it on the timeline when that begins."""
+    for model, reasons in changed:
+        fields = {"reasons": msgspec.to_builtins(reasons), "reasons_at": now}
+        row, made = ModelStatus.objects.get_or_create(model=model, defaults=fields)
+        begins = bool(reasons) and (made or not row.reasons)
+        if not made:
+            ModelStatus.objects.filter(model=model).update(**fields)
+        if begins:
+            first = reasons[0]
+            where = f"node {first.node} {first.reason}" if first.node else first.reason
+            rest = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            timeline.note("unplaced", f"{model} finds no place: {where}{rest}", at=now, model=model)

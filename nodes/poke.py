@@ -1,0 +1,27 @@
+"""Asks for a pass at once. A poke carries nothing and may be lost: passes also run on a period."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import current_app
+from django.conf import settings
+from django.db import transaction
+from kombu.exceptions import ChannelError, OperationalError
+
+log = logging.getLogger(__name__)
+
+RECONCILE = "nodes.tasks.reconcile"
+
+
+def poke() -> None:
+    """Enqueue a pass when the transaction commits. A broker that is away costs at most one period."""
+    transaction.on_commit(_enqueue)
+
+
+def _enqueue() -> None:
+    period_s = settings.LLMGW.nodes.reconcile_s
+    try:
+        current_app.send_task(RECONCILE, expires=period_s, ignore_result=True, retry=False)
+    except (OperationalError, ChannelError, OSError) as error:
+        log.warning("The queue does not take a pass (%s); the next one runs within %g s", error, period_s)

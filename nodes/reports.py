@@ -1,0 +1,130 @@
+"""Makes replica rows follow what agents report about their shards. Called inside the transactions of nodes.actions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+
+from agent import protocol
+from llmgw.core import doorbell
+from nodes import commands, timeline
+from nodes.models import Replica, Shard, Wanted
+from nodes.poke import poke
+from nodes.state import replica_state
+
+log = logging.getLogger(__name__)
+
+OVER = (*protocol.ENDED, "stopping")
+"""States of a shard that nobody needs to know again."""
+
+
+def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) -> bool:
+    """Write one shard's state down. False when no row is known for a shard that runs: its agent must register."""
+    rows = Shard.objects.filter(replica=status.replica, rank=status.rank, node=node)
+    shard = rows.select_related("replica").first()
+    if shard is None:
+        return status.state in OVER
+    moved = shard.port != status.port
+    shard.state, shard.port, shard.pid, shard.changed_at = status.state, status.port, status.pid, now
+    shard.reason = status.reason[:1000]
+    shard.progress = msgspec.to_builtins(status.progress) if status.progress else {}
+    shard.save(update_fields=["state", "port", "pid", "changed_at", "reason", "progress"])
+    if _follow(shard.replica, status.reason, tail, now) or moved:
+        doorbell.table_changed()
+    return True
+
+
+def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
+    """Give the replica the state that its shards add up to; whether that is another than before."""
+    state = replica_state(Shard.objects.filter(replica=replica).values_list("rank", "state"))
+    changed = {"state": state, "state_at": now, "reason": reason[:1000]}
+    if tail:
+        changed["tail"] = tail[-protocol.TAIL_BYTES :]
+    if state == "ready":
+        changed["ready_at"] = now
+    if not Replica.objects.filter(pk=replica.pk).exclude(state=state).update(**changed):
+        late = {name: value for name, value in changed.items() if name in ("reason", "tail") and value}
+        Replica.objects.filter(pk=replica.pk).update(**late)
+        return False
+    if state in ("ready", "failed", "stopped", "loading"):
+        text = f"replica {replica.name} of {replica.model} is {state}" + (f": {reason}" if reason else "")
+        timeline.note(state, text, at=now, model=replica.model, replica=replica.name)
+    if state in ("ready", *protocol.ENDED):
+        poke()
+    return True
+
+
+def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> None:
+    """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are failed."""
+    told: set[tuple[str, int]] = set()
+    for each in running:
+        spec, status = each.spec, each.status
+        told.add((spec.replica, spec.rank))
+        shard = Shard.objects.filter(replica=spec.replica, rank=spec.rank).select_related("replica").first()
+        if shard is None:
+            if status.state in OVER:
+                continue
+            shard = _adopt(node, spec, now)
+        if status.state not in OVER and (shard.node_id != node or shard.replica.wanted == Wanted.STOP):
+            _stop_again(node, spec, now)
+        observe(node, status, "", now)
+    for shard in Shard.objects.filter(node=node).select_related("replica"):
+        if (shard.replica_id, shard.rank) not in told:
+            _gone(node, shard, now)
+
+
+def _adopt(node: str, spec: protocol.ShardSpec, now: datetime) -> Shard:
+    """Rows for a shard that runs and that the store does not know."""
+    replica, made = Replica.objects.get_or_create(
+        name=spec.replica,
+        defaults={
+            "model": spec.model,
+            "profile": spec.profile,
+            "profile_digest": spec.profile_digest,
+            "engine": spec.engine,
+            "weight": spec.slots,
+            "wanted_at": now,
+            "wanted_why": f"found running on node {node}",
+            "state_at": now,
+            "made_at": now,
+        },
+    )
+    if made:
+        text = f"replica {replica.name} of {replica.model} was found running on node {node}, and is kept"
+        timeline.note("adopted", text, at=now, model=replica.model, replica=replica.name, node=node)
+    return Shard.objects.create(
+        replica=replica, rank=spec.rank, node_id=node, gpus=list(spec.gpus), cores=spec.cores, changed_at=now
+    )
+
+
+def _stop_again(node: str, spec: protocol.ShardSpec, now: datetime) -> None:
+    """A shard that is not to run is still there: its agent is told, unless it is being told already."""
+    if not commands.unanswered(spec.replica, "stop_shard").filter(node=node).exists():
+        commands.store(node=node, body=protocol.StopShard(replica=spec.replica, rank=spec.rank), now=now)
+
+
+def _gone(node: str, shard: Shard, now: datetime) -> None:
+    """The agent does not know a shard that we do: it never got the command, was to stop it, or lost it."""
+    if shard.state in protocol.ENDED and shard.replica.wanted != Wanted.STOP:
+        return
+    if commands.unanswered(shard.replica_id, "start_shard").filter(node=node).exists():
+        return  # its start is sent again
+    stopped = shard.replica.wanted == Wanted.STOP
+    reason = "" if stopped else f"it is gone: node {node} no longer runs it"
+    status = protocol.ShardState(
+        replica=shard.replica_id, rank=shard.rank, state="stopped" if stopped else "failed", reason=reason
+    )
+    observe(node, status, "", now)
+
+
+def stop_answered(shard: Shard, ack: protocol.Ack, now: datetime) -> None:
+    """A shard that had ended is released by its agent's answer; one that runs reports its end itself."""
+    if not ack.ok:
+        text = f"replica {shard.replica_id} could not be stopped on node {shard.node_id}: {ack.error}"
+        timeline.note("refused", text, at=now, replica=shard.replica_id, node=shard.node_id)
+    elif shard.state in protocol.ENDED:
+        Shard.objects.filter(pk=shard.pk, state__in=protocol.ENDED).update(state="stopped", changed_at=now)
+        poke()
