@@ -38,6 +38,13 @@ def make_operator(*, username: str, password: str, actor: Actor) -> User:
 
 
 @transaction.atomic
+def change_password(*, user: User, password: str, actor: Actor) -> None:
+    user.set_password(password)
+    user.save(update_fields=["password"])
+    audit.record(actor, "change password", user.username)
+
+
+@transaction.atomic
 def make_project(*, team: Team, name: str, actor: Actor) -> Project:
     project = Project.objects.create(team=team, name=name, slug=slugify(name) or "project")
     audit.record(actor, "make project", f"{team} / {name}")

@@ -1,0 +1,111 @@
+"""What was used: totals of a day, latest requests, pages of them by key (never by offset, never counted)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Count, F, Q, QuerySet, Sum
+
+from tenants.models import Key, Usage, User
+
+PAGE = 100
+FAILED_FROM = 400
+Cursor = tuple[datetime, int]
+"""Place of a row in the order of time: when it ended, and its id among those that ended together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Finished requests of a span. Tokens of requests that did not report them are not in the sums."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTotals:
+    project_id: int
+    project: str
+    team: str
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    rows: tuple[Usage, ...]
+    older: str
+    """Cursor of the next page; empty on the last one."""
+
+
+def midnight(now: datetime) -> datetime:
+    return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+_SUMS = {
+    "requests": Count("pk"),
+    "failed": Count("pk", filter=Q(status__gte=FAILED_FROM)),
+    "prompt": Sum("prompt_tokens"),
+    "completion": Sum("completion_tokens"),
+}
+
+
+def _totals(sums: Mapping[str, Any]) -> Totals:
+    return Totals(sums["requests"] or 0, sums["failed"] or 0, sums["prompt"] or 0, sums["completion"] or 0)
+
+
+def today(now: datetime, rows: QuerySet[Usage] | None = None) -> Totals:
+    """Since midnight UTC, of `rows` or of everybody. One query."""
+    rows = Usage.objects.all() if rows is None else rows
+    return _totals(rows.filter(at__gte=midnight(now)).aggregate(**_SUMS))
+
+
+def today_by_project(now: datetime, user: User, *, limit: int = 50) -> tuple[ProjectTotals, ...]:
+    """Projects that this person sees and that were used since midnight UTC, busiest first. One query."""
+    groups = (
+        Usage.objects.visible_to(user)
+        .filter(at__gte=midnight(now), project__isnull=False)
+        .values("project_id", "project__name", "project__team__name")
+        .annotate(**_SUMS)
+        .order_by(F("requests").desc(), "project__name")[:limit]
+    )
+    return tuple(
+        ProjectTotals(group["project_id"], group["project__name"], group["project__team__name"], _totals(group))
+        for group in groups
+    )
+
+
+def first_call(key: Key) -> Usage | None:
+    """The first answered call of a key, else its latest failed one, else None. At most two queries."""
+    calls = key.usage.order_by("at", "pk")
+    return calls.filter(status__lt=FAILED_FROM).first() or calls.last()
+
+
+def page(rows: QuerySet[Usage], *, before: str = "", size: int = PAGE) -> Page:
+    """Newest first, from the cursor on. One query, whose cost does not grow with the table."""
+    cursor = read_cursor(before)
+    if cursor is not None:
+        at, pk = cursor
+        rows = rows.filter(Q(at__lt=at) | Q(at=at, pk__lt=pk), at__lte=at)
+    found = tuple(rows.select_related("project", "key").order_by("-at", "-pk")[: size + 1])
+    shown = found[:size]
+    return Page(rows=shown, older=write_cursor(shown[-1]) if len(found) > size else "")
+
+
+def write_cursor(row: Usage) -> str:
+    return f"{row.at.astimezone(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}_{row.pk}"
+
+
+def read_cursor(text: str) -> Cursor | None:
+    """None for anything that `write_cursor` did not write: the first page is shown then."""
+    moment, _, pk = text.partition("_")
+    try:
+        at = datetime.strptime(moment, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+        number = int(pk)
+    except ValueError:
+        return None
+    return (at, number) if 0 < number < 2**63 else None
