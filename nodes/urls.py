@@ -1,5 +1,17 @@
+"""The cluster's pages, for operators."""
+
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from nodes import views
+
+urlpatterns = [
+    path("dashboard/", views.dashboard, name="dashboard"),
+    path("nodes/", views.node_list, name="node-list"),
+    path("nodes/<str:name>/", views.node_detail, name="node-detail"),
+    path("models/", views.model_list, name="model-list"),
+    path("models/<path:name>/", views.model_detail, name="model-detail"),
+    path("replicas/", views.replica_list, name="replica-list"),
+    path("replicas/<path:name>/", views.replica_detail, name="replica-detail"),
+]

@@ -1,0 +1,143 @@
+"""The cluster's pages: what is true now, from the same Summary as `llmgw ctl status`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from catalog.models import Model
+from nodes.models import Event, Node, Replica
+from nodes.snapshot import current_summary
+from nodes.summary import ModelLine, NodeLine, ReplicaLine
+from tenants import usage
+from tenants.access import operators, person
+from tenants.models import Usage
+
+ROWS = 200
+"""Rows a list page shows before it offers the next ones."""
+ROWS_ON_DASHBOARD = 12
+EVENTS = 30
+URGENT = {"lost": 0, "unreachable": 0, "failed": 0, "cannot run": 1, "joining": 2, "loading": 2, "starting": 2}
+
+
+Line = TypeVar("Line", NodeLine, ModelLine, ReplicaLine)
+
+
+@require_safe
+@operators
+def dashboard(request: HttpRequest) -> HttpResponse:
+    summary = current_summary()
+    context = {
+        "summary": summary,
+        "models": _urgent_first(summary.models),
+        "nodes": _urgent_first(summary.nodes),
+        "replicas": _urgent_first(summary.replicas),
+        "requests": usage.page(Usage.objects.visible_to(person(request)), size=8).rows,
+        "capacity_nodes": len(summary.nodes),
+    }
+    return _page_or_fragment(request, "dashboard", context)
+
+
+@require_safe
+@operators
+def node_list(request: HttpRequest) -> HttpResponse:
+    summary = current_summary()
+    return _page_or_fragment(request, "node_list", _listed(request, summary.nodes))
+
+
+@require_safe
+@operators
+def node_detail(request: HttpRequest, name: str) -> HttpResponse:
+    node = get_object_or_404(Node, name=name)
+    summary = current_summary()
+    context = {
+        "node": node,
+        "line": _named(summary.nodes, name),
+        "replicas": [line for line in summary.replicas if line.node == name],
+        "inventory": node.inventory or {},
+        "files": (node.inventory or {}).get("files", [])[:ROWS],
+        "events": Event.objects.filter(node=name)[:EVENTS],
+    }
+    return _page_or_fragment(request, "node_detail", context)
+
+
+@require_safe
+@operators
+def model_list(request: HttpRequest) -> HttpResponse:
+    summary = current_summary()
+    return _page_or_fragment(request, "model_list", _listed(request, summary.models))
+
+
+@require_safe
+@operators
+def model_detail(request: HttpRequest, name: str) -> HttpResponse:
+    model = get_object_or_404(Model, name=name)
+    summary = current_summary()
+    context = {
+        "model": model,
+        "line": _named(summary.models, name),
+        "profiles": model.profiles.all(),
+        "replicas": [line for line in summary.replicas if line.model == name],
+        "events": Event.objects.filter(model=name)[:EVENTS],
+    }
+    return _page_or_fragment(request, "model_detail", context)
+
+
+@require_safe
+@operators
+def replica_list(request: HttpRequest) -> HttpResponse:
+    summary = current_summary()
+    return _page_or_fragment(request, "replica_list", _listed(request, summary.replicas))
+
+
+@require_safe
+@operators
+def replica_detail(request: HttpRequest, name: str) -> HttpResponse:
+    replica = get_object_or_404(Replica, name=name)
+    summary = current_summary()
+    context = {
+        "replica": replica,
+        "line": _named(summary.replicas, name),
+        "shards": replica.shards.select_related("node").order_by("rank"),
+        "events": Event.objects.filter(replica=name)[:EVENTS],
+    }
+    return _page_or_fragment(request, "replica_detail", context)
+
+
+def _page_or_fragment(request: HttpRequest, stem: str, context: Mapping[str, object]) -> HttpResponse:
+    """What htmx swaps is the file that the page includes."""
+    return render(request, f"nodes/{'_' if getattr(request, 'htmx', False) else ''}{stem}.html", dict(context))
+
+
+def _listed(request: HttpRequest, lines: Sequence[Line]) -> dict[str, object]:
+    """One page of a list by name, narrowed by the chips that the address names."""
+    show = request.GET.get("show", "")
+    after = request.GET.get("after", "")
+    narrowed = [line for line in lines if not show or line.state == show]
+    rest = [line for line in sorted(narrowed, key=_by_name) if line.name > after]
+    states = sorted({line.state for line in lines})
+    return {
+        "lines": rest[:ROWS],
+        "after": rest[ROWS - 1].name if len(rest) > ROWS else "",
+        "show": show,
+        "states": states,
+        "total": len(lines),
+    }
+
+
+def _named(lines: Sequence[Line], name: str) -> Line | None:
+    return next((line for line in lines if line.name == name), None)
+
+
+def _urgent_first(lines: Sequence[Line]) -> list[Line]:
+    """What needs a look first; the page links to the whole list."""
+    urgency: Callable[[Line], int] = lambda line: URGENT.get(line.state, 3)  # noqa: E731
+    return sorted(lines, key=urgency)[:ROWS_ON_DASHBOARD]
+
+
+def _by_name(line: Line) -> str:
+    return line.name

@@ -1,0 +1,133 @@
+"""Pages where tenants meet the fleet: home, new key with its first call, requests, about."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from catalog.models import Model
+from routing import welcome
+from tenants import actions, usage
+from tenants.access import members, person
+from tenants.audit import Actor
+from tenants.forms import KeyForm
+from tenants.models import Key, Project, Usage, User
+
+WAIT_S = 600
+"""How long the page of a new key looks for its first call by itself."""
+
+
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    """The landing page; for somebody signed in also the first steps and today's use."""
+    user = request.user if isinstance(request.user, User) else None
+    models = welcome.served(user)
+    context: dict[str, object] = {"models": models, "model": welcome.example_model(models)}
+    if user is None:
+        return render(request, "routing/landing.html", context)
+    now = timezone.now()
+    steps = welcome.steps(user)
+    context |= {
+        "steps": steps,
+        "all_done": all(step.done for step in steps),
+        "today": usage.today(now, Usage.objects.visible_to(user)),
+        "projects": usage.today_by_project(now, user, limit=10),
+    }
+    template = "routing/_home.html" if getattr(request, "htmx", False) else "routing/home.html"
+    return render(request, template, context)
+
+
+@require_safe
+def about(request: HttpRequest) -> HttpResponse:
+    return render(request, "routing/about.html", {"version": version("llmgw")})
+
+
+# --- a new key and its first call -------------------------------------------------------------------------------------
+@never_cache
+@members
+def key_make(request: HttpRequest) -> HttpResponse:
+    """The answer to the form is the only place where the key is ever shown."""
+    user = person(request)
+    projects = Project.objects.editable_by(user)
+    form = KeyForm(projects, request.POST if request.method == "POST" else None)
+    if not form.is_valid():
+        return render(request, "tenants/key_make.html", {"form": form})
+    project = form.cleaned_data["project"]
+    key, secret = actions.make_key(project=project, name=form.cleaned_data["name"], actor=Actor.of(request))
+    context = {
+        "key": key,
+        "secret": secret,
+        "model": welcome.example_model(welcome.served(user), project.models_allowed),
+        **_first_call(key),
+    }
+    return render(request, "tenants/key_made.html", context)
+
+
+@require_safe
+@members
+def key_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    user = person(request)
+    key = get_object_or_404(Key.objects.visible_to(user).select_related("project__team", "owner"), pk=pk)
+    now = timezone.now()
+    context = {
+        "key": key,
+        "editable": Key.objects.editable_by(user).filter(pk=pk).exists(),
+        "today": usage.today(now, key.usage.all()),
+        "calls": usage.page(key.usage.all(), size=20).rows,
+        "now": now,
+        **_first_call(key),
+    }
+    return render(request, "tenants/key_detail.html", context)
+
+
+@require_safe
+@members
+def key_first_call(request: HttpRequest, pk: int) -> HttpResponse:
+    """The fragment that waits for the first call of a key."""
+    key = get_object_or_404(Key.objects.visible_to(person(request)), pk=pk)
+    return render(request, "tenants/_first_call.html", {"key": key, **_first_call(key)})
+
+
+def _first_call(key: Key) -> dict[str, object]:
+    call = usage.first_call(key)
+    answered = call is not None and call.status < usage.FAILED_FROM
+    age_s = (timezone.now() - key.made_at).total_seconds()
+    return {"call": call, "answered": answered, "watching": not answered and age_s < WAIT_S}
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+@require_safe
+@members
+def request_list(request: HttpRequest) -> HttpResponse:
+    user = person(request)
+    rows = Usage.objects.visible_to(user)
+    chosen = {name: request.GET.get(name, "")[:200] for name in ("model", "project", "key", "show")}
+    if chosen["model"]:
+        rows = rows.filter(model=chosen["model"])
+    for name in ("project", "key"):
+        if chosen[name].isascii() and chosen[name].isdigit() and len(chosen[name]) < 19:
+            rows = rows.filter(**{f"{name}_id": int(chosen[name])})
+    if chosen["show"] == "failed":
+        rows = rows.filter(status__gte=usage.FAILED_FROM)
+    before = request.GET.get("before", "")
+    context = {
+        "page": usage.page(rows, before=before),
+        "chosen": chosen,
+        "filters": {name: value for name, value in chosen.items() if value},
+        "first_page": not usage.read_cursor(before),
+        "models": list(Model.objects.values_list("name", flat=True)[:20]),
+    }
+    template = "routing/_request_rows.html" if getattr(request, "htmx", False) else "routing/request_list.html"
+    return render(request, template, context)
+
+
+@require_safe
+@members
+def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
+    rows = Usage.objects.visible_to(person(request)).select_related("project__team", "key", "user")
+    return render(request, "routing/request_detail.html", {"call": get_object_or_404(rows, request_id=request_id)})
