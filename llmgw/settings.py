@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llmgw import config
+from llmgw.core.admin_look import UNFOLD as UNFOLD
 from llmgw.core.secret_file import read_or_make
 
 LLMGW = config.current()
@@ -17,8 +18,8 @@ DEBUG = LLMGW.debug
 ALLOWED_HOSTS = ["*"]  # no link is built from the Host header; llmgw.config's public_url and base_url are used
 
 INSTALLED_APPS = [
-    "unfold",
-    "django.contrib.admin",
+    "unfold.apps.BasicAppConfig",
+    "llmgw.core.apps.OperatorsAdmin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -137,7 +138,6 @@ USE_THOUSAND_SEPARATOR = False
 
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "templates" / "static"]
-STATIC_ROOT = LLMGW.data_dir / "static"
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 

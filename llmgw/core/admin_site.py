@@ -1,0 +1,63 @@
+"""The admin for operators: a verified second factor or no entry, and read-only where the fleet is the truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.functional import cached_property
+from django.utils.http import urlencode
+from unfold.admin import ModelAdmin
+from unfold.sites import UnfoldAdminSite
+
+COUNTED = 1_000
+"""Long tables show "at least so many" rather than count."""
+
+
+class OperatorsSite(UnfoldAdminSite):
+    """Entered through the product's own sign-in; leads an operator without a second factor to enrol one."""
+
+    def has_permission(self, request: HttpRequest) -> bool:
+        user = request.user
+        return bool(user.is_active and user.is_superuser and user.is_verified())  # type: ignore[union-attr, attr-defined]
+
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        back = urlencode({"next": request.GET.get("next") or reverse("admin:index")})
+        if not request.user.is_authenticated:
+            return redirect(f"{reverse('sign-in')}?{back}")
+        if not request.user.is_superuser:
+            raise Http404
+        if self.has_permission(request):
+            return redirect("admin:index")
+        return redirect(f"{reverse('two-factor')}?{back}")
+
+    def logout(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return redirect("home")
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """Looks at most COUNTED rows far, so that a list over millions of rows opens at once."""
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.object_list.order_by().values_list("pk", flat=True)[:COUNTED])  # type: ignore[attr-defined]
+
+
+class ReadOnly(ModelAdmin):
+    """Rows that nobody edits by hand: agents, the gateway or an action write them."""
+
+    show_full_result_count = False
+    paginator = CappedPaginator
+    list_per_page = 50
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

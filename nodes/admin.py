@@ -1,0 +1,105 @@
+"""The fleet in the admin: rows are what agents report, so they are read-only; nodes have the pages' actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from llmgw.core.admin_site import ReadOnly
+from nodes import actions
+from nodes.models import Backoff, Command, Event, ModelStatus, Node, Replica, ReplicaLoad, Shard
+from nodes.snapshot import current_summary
+from tenants.audit import Actor
+
+
+def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """The admin opens on the same capacity as the dashboard."""
+    return context | {"summary": current_summary()}
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnly):
+    list_display = ["name", "state", "address", "cordoned_at", "draining_at", "agent_version", "last_seen_at"]
+    list_filter = ["state", ("cordoned_at", admin.EmptyFieldListFilter)]
+    search_fields = ["name", "address"]
+    exclude = ["token_digest", "connection"]
+    actions = ["cordon", "uncordon", "drain", "remove"]
+
+    @admin.action(description="Cordon: nothing new goes there")
+    def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        self._each(request, queryset, actions.cordon_node, "cordoned")
+
+    @admin.action(description="Uncordon: back in use")
+    def uncordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        self._each(request, queryset, actions.uncordon_node, "back in use")
+
+    @admin.action(description="Drain: replicas move elsewhere")
+    def drain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        self._each(request, queryset, actions.drain_node, "draining")
+
+    @admin.action(description="Remove: lost nodes and such that never joined")
+    def remove(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        for node in queryset:
+            try:
+                actions.remove_node(node=node, actor=Actor.of(request, via="admin"))
+            except actions.NodeInUse as in_use:
+                self.message_user(request, str(in_use), messages.ERROR)
+            else:
+                self.message_user(request, f"Node {node.name} removed.", messages.SUCCESS)
+
+    def _each(self, request: HttpRequest, queryset: QuerySet[Node], action: Callable[..., bool], done: str) -> None:
+        names = [node.name for node in queryset if action(node=node, actor=Actor.of(request, via="admin"))]
+        self.message_user(request, f"{', '.join(names) or 'No node'}: {done}.", messages.SUCCESS)
+
+
+@admin.register(Replica)
+class ReplicaAdmin(ReadOnly):
+    list_display = ["name", "model", "profile", "engine", "wanted", "state", "state_at", "ready_at"]
+    list_filter = ["state", "wanted", "engine"]
+    search_fields = ["name", "model", "profile", "reason"]
+
+
+@admin.register(Shard)
+class ShardAdmin(ReadOnly):
+    list_display = ["replica", "rank", "node", "state", "port", "pid", "cores", "changed_at"]
+    list_filter = ["state"]
+    list_select_related = ["replica", "node"]
+    search_fields = ["replica__name", "node__name"]
+
+
+@admin.register(Command)
+class CommandAdmin(ReadOnly):
+    list_display = ["id", "node", "made_at", "sent_at", "acknowledged_at", "ok", "error"]
+    list_filter = ["ok"]
+    list_select_related = ["node"]
+    search_fields = ["node__name", "error"]
+    ordering = ["-pk"]
+
+
+@admin.register(Event)
+class EventAdmin(ReadOnly):
+    list_display = ["at", "kind", "model", "replica", "node", "text"]
+    list_filter = ["kind"]
+    search_fields = ["model", "replica", "node", "text"]
+
+
+@admin.register(Backoff)
+class BackoffAdmin(ReadOnly):
+    list_display = ["model", "profile", "failures", "next_try_at", "reason"]
+    search_fields = ["model", "profile", "reason"]
+
+
+@admin.register(ModelStatus)
+class ModelStatusAdmin(ReadOnly):
+    list_display = ["model", "reasons_at", "demand_at", "used_at"]
+    search_fields = ["model"]
+
+
+@admin.register(ReplicaLoad)
+class ReplicaLoadAdmin(ReadOnly):
+    list_display = ["replica", "gateway", "in_flight", "running", "waiting", "kv_used", "at"]
+    search_fields = ["replica", "gateway"]
