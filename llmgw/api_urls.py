@@ -2,6 +2,45 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.http import Http404
+from django.urls import include, path, re_path
+from drf_spectacular.utils import extend_schema
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from rest_framework.request import Request
+from rest_framework.response import Response
 
-urlpatterns: list[URLPattern] = []
+import catalog.api
+import nodes.api
+import routing.api
+import tenants.api
+from tenants.api_rules import SignedInWithinScope
+from tenants.api_views import ApiView
+
+
+@extend_schema(exclude=True)
+class NoSuchRoute(ApiView):
+    """An unknown address below v1/ is answered as an API answers, not with a page."""
+
+    def get(self, request: Request) -> Response:
+        raise Http404
+
+    post = put = patch = delete = get
+
+
+v1 = [
+    *tenants.api.urlpatterns,
+    *catalog.api.urlpatterns,
+    *nodes.api.urlpatterns,
+    *routing.api.urlpatterns,
+    re_path(r"", NoSuchRoute.as_view()),
+]
+
+urlpatterns = [
+    path("v1/", include(v1)),
+    path("schema/", SpectacularAPIView.as_view(permission_classes=[SignedInWithinScope]), name="api-schema"),
+    path(
+        "docs/",
+        SpectacularSwaggerView.as_view(url_name="api-schema", permission_classes=[SignedInWithinScope]),
+        name="api-docs",
+    ),
+]

@@ -1,0 +1,48 @@
+"""What the API's views start from: bounded bodies, and operators only where the cluster is concerned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework import exceptions
+from rest_framework.parsers import JSONParser
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from tenants.api_rules import OperatorsOnly, Refused, SignedInWithinScope, TokenAuthentication
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+
+
+class BoundedJson(JSONParser):
+    """JSON up to MAX_BODY_BYTES; nesting that Python cannot follow is an error of the sender's."""
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        check_size(parser_context["request"])
+        try:
+            return super().parse(stream, media_type, parser_context)
+        except RecursionError:
+            raise exceptions.ParseError("The JSON is nested too deeply.") from None
+
+
+def check_size(request: Request) -> None:
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        raise Refused(f"The body is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status_code=413)
+
+
+class ApiView(APIView):
+    parser_classes = [BoundedJson]
+
+
+class OperatorView(ApiView):
+    permission_classes = [SignedInWithinScope, OperatorsOnly]
+
+
+class _TokenInSchema(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = TokenAuthentication
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "http", "scheme": "bearer", "description": "An API token, at-…"}
