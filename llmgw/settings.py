@@ -143,15 +143,15 @@ WHITENOISE_AUTOREFRESH = DEBUG
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "tenants.api.TokenAuthentication",
+        "tenants.api_rules.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["tenants.api.SignedInWithinScope"],
+    "DEFAULT_PERMISSION_CLASSES": ["tenants.api_rules.SignedInWithinScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "DEFAULT_PAGINATION_CLASS": "tenants.api.ByIdPagination",
+    "DEFAULT_PAGINATION_CLASS": "tenants.api_rules.ByIdPagination",
     "PAGE_SIZE": 100,
-    "EXCEPTION_HANDLER": "tenants.api.explain_error",
+    "EXCEPTION_HANDLER": "tenants.api_rules.explain_error",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "llmgw API",
