@@ -61,7 +61,12 @@ def _totals(sums: Mapping[str, Any]) -> Totals:
 def today(now: datetime, rows: QuerySet[Usage] | None = None) -> Totals:
     """Since midnight UTC, of `rows` or of everybody. One query."""
     rows = Usage.objects.all() if rows is None else rows
-    return _totals(rows.filter(at__gte=midnight(now)).aggregate(**_SUMS))
+    return totals(rows.filter(at__gte=midnight(now)))
+
+
+def totals(rows: QuerySet[Usage]) -> Totals:
+    """Of `rows`, which name their span. One query."""
+    return _totals(rows.aggregate(**_SUMS))
 
 
 def today_by_project(now: datetime, user: User, *, limit: int = 50) -> tuple[ProjectTotals, ...]:
