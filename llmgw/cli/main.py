@@ -25,6 +25,8 @@ app.command()(why)
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="server.yaml; everything has a default.")]
 
+AgentConfig = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="agent.yaml")]
+
 
 @app.command()
 def up(
@@ -68,21 +70,28 @@ def run(
 @app.command()
 def agent(
     action: Annotated[str, typer.Argument(help="run, or inventory: print what the scheduler would see")] = "run",
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="agent.yaml")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable inventory.")] = False,
+    config: AgentConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable inventory.")] = False,
 ) -> None:
     """Run this machine's node agent."""
     from agent import main as node
 
-    raise typer.Exit(node.main(action, config, as_json=json))
+    match action:
+        case "run":
+            arguments = []
+        case "inventory":
+            arguments = ["--inventory", "json" if as_json else "text"]
+        case _:
+            raise typer.BadParameter(f"there is no {action!r}; known: run, inventory")
+    raise typer.Exit(node.main([*arguments, *(["--config", str(config)] if config else [])]))
 
 
 @app.command()
-def doctor(config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="agent.yaml")] = None) -> None:
+def doctor(config: AgentConfig = None) -> None:
     """Check this machine before it joins, and say what to fix."""
     from agent import main as node
 
-    raise typer.Exit(node.main("doctor", config))
+    raise typer.Exit(node.main(["--doctor", *(["--config", str(config)] if config else [])]))
 
 
 @app.command()

@@ -130,7 +130,7 @@ def node_token(name: str) -> None:
     from django.db import connection
 
     from llmgw.config import current
-    from nodes.actions import make_node
+    from nodes.actions import make_node, renew_join_token
     from nodes.models import Node
     from tenants.audit import SYSTEM
     from tenants.keys import digest
@@ -138,7 +138,8 @@ def node_token(name: str) -> None:
     path = current().secrets_dir / f"node-{name}"
     known = path.exists() and Node.objects.filter(name=name, token_digest=digest(path.read_text().strip())).exists()
     if not known:
-        _, token = make_node(name=name, actor=SYSTEM)
+        node = Node.objects.filter(name=name).first()
+        token = renew_join_token(node=node, actor=SYSTEM) if node else make_node(name=name, actor=SYSTEM)[1]
         secret_file.write(path, token + "\n")
     connection.close()
 
