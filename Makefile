@@ -4,6 +4,8 @@ PY := .venv/bin/python
 UV := .venv/bin/uv
 ARGS ?=
 BENCH ?=
+# Rooms that keep rows: their tests run on SQLite and again on PostgreSQL with Redis.
+STORE_TESTS := tests/core tests/tenants tests/catalog tests/nodes tests/api
 
 .PHONY: up test check bench e2e docs lock clean
 
@@ -12,7 +14,8 @@ up: .venv/ready
 
 test: .venv/dev-ready
 	@sh tests/prepare.sh
-	$(PY) -m pytest -n 2 $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
 
 check: .venv/dev-ready
 	.venv/bin/ruff check .

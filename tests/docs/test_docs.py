@@ -1,0 +1,86 @@
+"""Documents name only files that are there and commands that exist; so do the product's own messages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+from llmgw.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+SOURCES = sorted(
+    path
+    for room in ("llmgw", "tenants", "catalog", "nodes", "routing", "agent", "templates")
+    for pattern in ("*.py", "*.html", "*.sh")
+    for path in (ROOT / room).rglob(pattern)
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?<![\w./-])llmgw ((?:[a-z][a-z-]*)(?: [^`\"'\n<>;|&)]+)?)")
+# Words that follow the product's name in prose, not on a command line.
+PROSE_ONLY = {"turns", "starts", "is", "for", "was", "does", "has", "itself", "could", "serves", "answers", "exists",
+              "product", "docs", "in", "on", "and", "or", "can", "runs", "of", "the", "to", "at", "with", "keeps",
+              "brings", "from", "stands", "fetched", "where", "installed", "never", "somewhere", "which", "console",
+              "will", "a"}  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name).resolve() if name else document
+        assert file.exists(), f"{document.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in headings], target
+
+
+def commands(text: str) -> list[str]:
+    found = [match.strip() for match in COMMAND.findall(text)]
+    return [command for command in found if command.split()[0] not in PROSE_ONLY]
+
+
+@pytest.mark.parametrize("file", [*DOCUMENTS, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_is_named_exists_with_its_options(file: Path) -> None:
+    wrong = [f"llmgw {text}: {why}" for text in commands(file.read_text()) if (why := objection(text))]
+    assert wrong == []
+
+
+def objection(text: str) -> str:
+    """Why this command line is none of llmgw's; empty when it is."""
+    command: click.Command = typer.main.get_command(app)
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    for word in words:
+        if isinstance(command, click.Group):
+            if word in command.commands:
+                command = command.commands[word]
+                continue
+            if word.startswith("-") or not re.fullmatch(r"[a-z-]+[.,:]?", word):
+                return ""
+            word = word.rstrip(".,:")
+            if word in command.commands:
+                return ""
+            return f"{command.name} has no {word}"
+        if word.startswith("--"):
+            option = word.rstrip(".,:)").partition("=")[0]
+            known = [name for parameter in command.params for name in parameter.opts] + ["--help"]
+            if option not in known:
+                return f"{command.name} takes no {option}"
+    return ""
+
+
+def test_a_wrong_command_would_be_found() -> None:
+    assert objection("ctl stauts") == "ctl has no stauts"
+    assert objection("up --prot 1") == "up takes no --prot"
+    assert objection("up --port 9000") == ""
+    assert objection("server run gateway") == ""
