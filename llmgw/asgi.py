@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
 
@@ -19,22 +20,18 @@ from agent import protocol
 from nodes.consumers import AgentStream
 from routing.asgi import Gateway
 
-ROLES = frozenset(os.environ.get("LLMGW_ROLES", "gateway,web").split(","))
-"""What this process serves: `gateway`, `web` or both."""
-
-django_app = get_asgi_application()
-streams = URLRouter([path(protocol.PATH.lstrip("/"), AgentStream.as_asgi())])
+django_app: Any = get_asgi_application()
+streams: Any = URLRouter([path(protocol.PATH.lstrip("/"), AgentStream.as_asgi())])
 gateway = Gateway()
 
 
 async def application(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-    kind = scope["type"]
-    if kind == "http":
+    if scope["type"] == "http":
         if gateway.serves(scope["path"]):
             await gateway(scope, receive, send)
         else:
             await django_app(scope, receive, send)
-    elif kind == "websocket":
+    elif scope["type"] == "websocket":
         await streams(scope, receive, send)
-    elif kind == "lifespan":
+    else:
         await gateway.lifespan(scope, receive, send)

@@ -63,11 +63,7 @@ def prepare(*, kept_key: str | None = None, wants_key: bool = False) -> First:
     admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if admin is None:
         raise ConfigError("no administrator is active. Make one: manage.py createsuperuser")
-    if fresh or not Project.objects.exists():
-        project = actions.make_default_tree(owner=admin, actor=SYSTEM)
-    else:
-        project = Project.objects.order_by("pk").first()
-        assert project is not None
+    project = Project.objects.order_by("pk").first() or actions.make_default_tree(owner=admin, actor=SYSTEM)
     key_text = kept_key
     if key_text is None or not Key.objects.live().filter(digest=digest(key_text)).exists():
         key_text = None
