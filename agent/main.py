@@ -54,6 +54,7 @@ class Agent:
         await stopped.wait()
         if self._settings.stop_engines_on_exit:
             await self._supervisor.close(stop_engines=True)
+            await self._session.flush(1.0)
         for task in (watching, speaking):
             task.cancel()
         await asyncio.wait((watching, speaking), timeout=STOP_SESSION_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Protocol
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
 
 from agent import protocol
 from agent.backoff import Backoff
@@ -71,6 +73,13 @@ class Session:
     def publish(self, status: ShardStatus) -> None:
         """Send a transition; without a stream it is not kept, because every register tells the whole truth anew."""
         self._put(status)
+
+    async def flush(self, limit_s: float) -> None:
+        """Wait until all that was put is sent, as far as it goes in this time."""
+        if self._outbox is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._outbox.join()
 
     async def run(self) -> None:
         """Keep one stream open until cancelled."""
@@ -143,6 +152,9 @@ class Session:
                 tasks.create_task(self._read(socket))
         except BaseExceptionGroup as group:
             raise _first(group) from None
+        except asyncio.CancelledError:
+            await socket.close(CloseCode.GOING_AWAY, "the agent stops")
+            raise
         finally:
             self._outbox = self._socket = None
 
@@ -168,6 +180,7 @@ class Session:
     async def _write(self, socket: ClientConnection, outbox: asyncio.Queue[Up]) -> None:
         while True:
             await socket.send(protocol.encode(await outbox.get()), text=True)
+            outbox.task_done()
 
     async def _beat(self, period_s: float) -> None:
         while True:

@@ -1,0 +1,274 @@
+"""A fake control plane over a real websocket, agents as real processes, and waiting with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from agent import process, protocol
+from agent.config import AgentSettings
+from agent.main import Agent
+from agent.protocol import Ack, Body, Command, Heartbeat, Register, ShardSpec, ShardStatus, Up, Welcome
+
+ROOT = Path(__file__).parents[2]
+STUB = ROOT / "tests" / "stubs" / "stub_engine.py"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+async def eventually(holds: Callable[[], object], *, limit_s: float = 15.0, what: str = "") -> None:
+    """Wait until `holds()` is true; fail the test when it is not in time."""
+    end = monotonic() + limit_s
+    while not holds():
+        assert monotonic() < end, f"not within {limit_s} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+class ControlPlane:
+    """Takes one agent's stream and remembers what it said. Knobs say how it misbehaves."""
+
+    def __init__(self) -> None:
+        self.registers: list[Register] = []
+        self.statuses: list[ShardStatus] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.acks: list[Ack] = []
+        self.opened_at: list[float] = []
+        self.tokens: list[str | None] = []
+        self.first: Callable[[], protocol.Welcome | protocol.Refused | None] = lambda: Welcome(
+            node="n", heartbeat_s=0.2
+        )
+        self.closes: list[ConnectionClosed] = []
+        self.close_at_once: int | None = None
+        self.port = 0
+        self._socket: ServerConnection | None = None
+        self._number = 0
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[Server]:
+        async with serve(self._stream, "127.0.0.1", port, max_size=protocol.MAX_MESSAGE_BYTES) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _stream(self, socket: ServerConnection) -> None:
+        self.opened_at.append(monotonic())
+        assert socket.request is not None
+        assert socket.request.path == protocol.PATH
+        self.tokens.append(socket.request.headers.get("Authorization"))
+        if self.close_at_once is not None:
+            await socket.close(self.close_at_once, "go away")
+            return
+        self._socket = socket
+        try:
+            async for raw in socket:
+                message = protocol.decode_up(raw)
+                self._hear(message)
+                if isinstance(message, Register) and (first := self.first()) is not None:
+                    await socket.send(protocol.encode(first), text=True)
+        except ConnectionClosed as closed:
+            self.closes.append(closed)
+
+    def _hear(self, message: Up) -> None:
+        match message:
+            case Register():
+                self.registers.append(message)
+            case ShardStatus():
+                self.statuses.append(message)
+            case Heartbeat():
+                self.heartbeats.append(message)
+            case Ack():
+                self.acks.append(message)
+
+    async def send(self, body: Body, number: int | None = None) -> int:
+        self._number = number if number is not None else self._number + 1
+        assert self._socket is not None
+        await self._socket.send(protocol.encode(Command(id=self._number, body=body)), text=True)
+        return self._number
+
+    async def send_raw(self, text: str) -> None:
+        assert self._socket is not None
+        await self._socket.send(text)
+
+    def cut(self) -> None:
+        assert self._socket is not None
+        self._socket.transport.abort()
+
+    def states(self, replica: str) -> list[str]:
+        """The states a shard went through, repeats left out."""
+        found: list[str] = []
+        for status in self.statuses:
+            if status.status.replica == replica and found[-1:] != [status.status.state]:
+                found.append(status.status.state)
+        return found
+
+    def last(self, replica: str) -> ShardStatus:
+        return [status for status in self.statuses if status.status.replica == replica][-1]
+
+
+@pytest.fixture
+async def control_plane() -> AsyncIterator[ControlPlane]:
+    plane = ControlPlane()
+    async with plane.listening():
+        yield plane
+
+
+class AgentTask:
+    """The agent inside the test's own loop: for whatever does not need it killed."""
+
+    def __init__(self, settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> None:
+        self.settings = settings
+        self.started = False
+        self._caplog = caplog
+        self._stopped = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.started = True
+        self.settings.work_dir.mkdir(mode=0o700, exist_ok=True)
+        self._serving = asyncio.create_task(Agent(self.settings).serve(self._stopped))
+
+    @property
+    def log(self) -> str:
+        return self._caplog.text
+
+    async def end(self) -> None:
+        self._stopped.set()
+        if self._serving is not None:
+            await self._serving
+        end_engines(self.settings)
+
+
+class AgentProcess:
+    """`python -m agent` as the operator runs it."""
+
+    def __init__(self, directory: Path, settings: AgentSettings) -> None:
+        self.settings = settings
+        self._config = directory / "agent.yaml"
+        self._config.write_text(settings.model_dump_json())
+        self._log = directory / "agent.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agent", "--config", str(self._config)], cwd=ROOT, stdout=log, stderr=log
+            )
+
+    @property
+    def started(self) -> bool:
+        return self.process is not None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    async def stop(self, limit_s: float = 10.0) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return await asyncio.to_thread(self.process.wait, limit_s)
+
+    def end(self) -> None:
+        """Whatever the test left: the agent, and every engine that carries its mark."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        end_engines(self.settings)
+
+
+def end_engines(settings: AgentSettings) -> None:
+    for pid in process.marked(f"{settings.node}|{settings.work_dir}"):
+        process.send(pid, signal.SIGKILL)
+
+
+def engines_of(settings: AgentSettings) -> dict[int, str]:
+    return process.marked(f"{settings.node}|{settings.work_dir}")
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    """A program in the place of llama-server."""
+    path = tmp_path / "llama-server"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {STUB} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF" + b"\0" * 64)
+    return path
+
+
+@pytest.fixture
+def settings(control_plane: ControlPlane, tmp_path: Path, stub: Path) -> AgentSettings:
+    return settings_for(control_plane.url, tmp_path, stub)
+
+
+def settings_for(url: str, directory: Path, binary: Path | None) -> AgentSettings:
+    first = 20000 + os.getpid() % 300 * 100
+    return AgentSettings.model_validate(
+        {
+            "control_plane": [url],
+            "node": "n",
+            "work_dir": directory / "work",
+            "ports": {"first": first, "last": first + 99},
+            "llamacpp": {"binary": binary, "threads": 1},
+        }
+    )
+
+
+@pytest.fixture
+async def agent(settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> AsyncIterator[AgentTask]:
+    caplog.set_level("INFO")
+    one = AgentTask(settings, caplog)
+    yield one
+    await one.end()
+
+
+@pytest.fixture
+def agent_process(tmp_path: Path, settings: AgentSettings) -> Iterator[AgentProcess]:
+    one = AgentProcess(tmp_path, settings)
+    yield one
+    one.end()
+
+
+def spec(source: Path | str, replica: str = "r1", **changes: object) -> ShardSpec:
+    fields: dict[str, object] = {
+        "replica": replica,
+        "model": "tiny",
+        "profile": "cpu",
+        "profile_digest": "d1",
+        "engine": "llamacpp",
+        "source": str(source),
+        "startup_timeout_s": 30,
+    }
+    return ShardSpec(**(fields | changes))  # type: ignore[arg-type]
