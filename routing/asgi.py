@@ -1,9 +1,183 @@
+"""The gateway as an ASGI application: `/v1/`, and the open addresses `/health`, `/ready`, `/metrics`.
+
+Nothing here touches Django's middleware; the store is asked by background loops alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import time
+from typing import cast
+
+from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
+
+from llmgw import config
+from llmgw.core import metrics
+from routing import answers, openai
+from routing.answers import Headers, Receive, Send
+from routing.exchange import Exchange
+from routing.loops import Loops
+from routing.openai import Refusal
+from routing.plane import Plane
+from routing.store import DjangoStore, Store
+
+log = logging.getLogger(__name__)
+
+OPEN = frozenset({"/health", "/ready", "/metrics"})
+_HEADER_NAMES = re.compile(rb"^[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}$")
+_USUAL_HEADERS = b"authorization, content-type"
+MAX_STOP_S = 20.0
+
+
 class Gateway:
+    """Made once a process, without any I/O; `lifespan` starts and stops what runs beside the requests."""
+
+    def __init__(
+        self,
+        *,
+        settings: config.Settings | None = None,
+        store: Store | None = None,
+        roles: frozenset[str] | None = None,
+    ) -> None:
+        self.settings = settings or config.current()
+        self.roles = roles or frozenset(os.environ.get("LLMGW_ROLES", "gateway,web").split(","))
+        self.plane = Plane(self.settings)
+        self._store = store
+        self.loops: Loops | None = None
+        self._made_at = int(time.time())
+
+    @property
+    def carries_requests(self) -> bool:
+        return "gateway" in self.roles
+
     def serves(self, path: str) -> bool:
-        return path.startswith("/v1/")
+        return path in OPEN or (self.carries_requests and path.startswith("/v1/")) or path == "/v1"
 
-    async def __call__(self, scope, receive, send):
-        raise NotImplementedError
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        assert scope["type"] == "http", "websockets under /v1/ are not served"
+        await self._answer(scope, cast(Receive, receive), cast(Send, send))
 
-    async def lifespan(self, scope, receive, send):
-        raise NotImplementedError
+    async def _answer(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if method == "POST" and path.startswith("/v1/"):
+            await Exchange(self.plane, scope, receive, send).run()
+        elif path in OPEN:
+            await self._open(scope, send)
+        elif method == "OPTIONS":
+            await self._options(scope, send)
+        elif method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith("/v1/models/")):
+            await self._models(scope, receive, send)
+        else:
+            await Exchange(self.plane, scope, receive, send).run()
+
+    # --- open addresses ----------------------------------------------------------------------------------------------
+    async def _open(self, scope: HTTPScope, send: Send) -> None:
+        status, body, kind = 200, b"ok\n", b"text/plain; charset=utf-8"
+        if scope["method"] not in ("GET", "HEAD"):
+            status, body = 405, b"use GET\n"
+        elif scope["path"] == "/ready":
+            if not self.plane.ready(time.monotonic()):
+                status, body = 503, b"no ready endpoint\n"
+        elif scope["path"] == "/metrics":
+            body, kind = metrics.text(), metrics.CONTENT_TYPE.encode()
+        headers: Headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        await answers.send(send, status, headers, body)
+
+    async def _options(self, scope: HTTPScope, send: Send) -> None:
+        """Preflights carry no key. Origins that are not listed get a clear no."""
+        asked = dict(scope["headers"])
+        origin = asked.get(b"origin")
+        headers = answers.cors(self.plane.cors, origin)
+        if b"access-control-request-method" not in asked:
+            await answers.send(send, 204, [*headers, (b"allow", b"GET, HEAD, POST, OPTIONS")], b"")
+            return
+        if not any(name == b"access-control-allow-origin" for name, _ in headers):
+            refusal = Refusal(
+                "origin_forbidden",
+                "Pages of this origin may not call here; an operator lists it in gateway.cors_origins.",
+            )
+            body = openai.envelope(refusal)
+            fixed = answers.error_headers(refusal, body, self.plane.next_id())
+            await answers.send(send, refusal.kind.status, [*fixed, *headers], body)
+            return
+        wanted = asked.get(b"access-control-request-headers", b"")
+        headers += [
+            (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+            (
+                b"access-control-allow-headers",
+                wanted if _HEADER_NAMES.match(wanted) else b"authorization, content-type",
+            ),
+            (b"access-control-max-age", answers.PREFLIGHT_AGE),
+        ]
+        await answers.send(send, 204, headers, b"")
+
+    # --- models ------------------------------------------------------------------------------------------------------
+    async def _models(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        """GW-2: what the key may use, whether or not it is ready now."""
+        exchange = Exchange(self.plane, scope, receive, send)
+        extra = answers.cors(self.plane.cors, exchange.headers.get(b"origin"))
+        try:
+            grant = exchange.authenticate()
+            names = self.plane.table.visible(grant)
+            wanted = scope["path"].removeprefix("/v1/models").strip("/")
+            if not wanted:
+                body = openai.model_list(sorted(names), self._made_at)
+            elif wanted in (visible := set(names)):
+                body = openai.model_card(wanted, self._made_at)
+            else:
+                raise openai.model_unknown(wanted, sorted(visible))
+        except Refusal as refusal:
+            await exchange.refuse(refusal)
+            return
+        headers: Headers = [answers.JSON, (b"content-length", b"%d" % len(body))]
+        headers.append((b"x-request-id", exchange.request_id.encode()))
+        await answers.send(send, 200, headers + extra, body)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+    async def lifespan(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        self.plane.publish()
+        if not self.carries_requests:
+            return
+        if not self.settings.gateway.auth and not _is_loopback(self.settings.listen.host):
+            log.warning(
+                "gateway.auth is off and %s can be reached by others: anybody may use every model",
+                self.settings.listen.host,
+            )
+        self.loops = Loops(self.plane, self._store or DjangoStore())
+        await self.loops.start()
+
+    async def stop(self) -> None:
+        """Cut what is still under way, hand usage over, close connections."""
+        if self.loops is None:
+            return
+        left = [exchange.task for exchange in self.plane.active if exchange.task is not None]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_STOP_S):
+                await self.loops.stop()
+        self.loops = None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

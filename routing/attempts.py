@@ -1,0 +1,180 @@
+"""The middle of a request: try endpoints until one answers, before the first byte, and tell each one's health.
+
+idle connection -- lost before a byte --> fresh connection, same endpoint, once
+failed before the first byte          --> another endpoint, at most `gateway.attempts` in all
+4xx of the engine                     --> passed on, never tried again, says nothing against the engine
+failed after the first byte           --> the relay makes the break visible; nothing is tried again
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from routing import ejection, measures, openai
+from routing.openai import Refusal
+from routing.relay import relay
+from routing.scheduling import choose
+from routing.table import Served, Target, candidates, nowhere
+from routing.upstream import Broken, ClientLeft, ConnectFailed, Connection, Full, Silent, UpstreamError
+
+if TYPE_CHECKING:
+    from routing.exchange import Exchange
+
+SHOWN_BYTES = 300
+PASSED = (
+    b"content-type",
+    b"accept",
+    b"traceparent",
+    b"tracestate",
+    b"user-agent",
+    b"anthropic-version",
+    b"anthropic-beta",
+    b"openai-beta",
+)
+"""The client's headers that an engine gets; no other, so no credential ever does."""
+
+
+class Failed(UpstreamError):
+    """The engine answered, with a status that says it could not."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"it answered {status}{': ' + said if said else ''}")
+        self.status = status
+
+
+async def serve(exchange: Exchange, served: Served) -> None:
+    """Raises Refusal when no endpoint answered, UpstreamError when one broke off after the first byte."""
+    plane = exchange.plane
+    limits = plane.settings.gateway
+    tried: list[Target] = []
+    failure: UpstreamError | None = None
+    while True:
+        if exchange.left:
+            raise ClientLeft
+        plane.turn += 1
+        now = time.monotonic()
+        over = len(tried) >= limits.attempts or now - exchange.started > limits.first_byte_timeout_s
+        target = None if over and tried else choose(candidates(served, tried, now), plane.turn)
+        if target is None:
+            raise _refusal(served, failure) if failure is not None else nowhere(served, now)
+        if tried:
+            measures.RETRIES.of(served.name).value += 1
+        try:
+            await _attempt(exchange, target)
+        except UpstreamError as error:
+            exchange.say(logging.WARNING, f"Replica {target.replica} failed a request of {served.name}: {error}")
+            if exchange.answering:
+                raise
+            tried.append(target)
+            failure = error
+        else:
+            return
+
+
+async def _attempt(exchange: Exchange, target: Target) -> None:
+    exchange.target = target
+    if target.health.until is not None:
+        target.health = ejection.tried(target.health)
+    mark = target.begin()
+    try:
+        connection = await _open(exchange, target)
+        await _check_status(connection)
+        await relay(exchange, connection)
+        if target.health is not ejection.WELL:
+            target.health = ejection.WELL
+    except UpstreamError as error:
+        if not isinstance(error, Full):
+            _note_failure(exchange, target, soft=isinstance(error, Failed) and error.status not in (401, 403))
+        raise
+    finally:
+        target.end(mark)
+        if target.health.probing:
+            target.health = ejection.abandoned(target.health)
+        if exchange.connection is not None:
+            exchange.connection.release()
+            exchange.connection = None
+
+
+def _note_failure(exchange: Exchange, target: Target, *, soft: bool) -> None:
+    before = target.health
+    target.health = ejection.failed(before, time.monotonic(), soft=soft)
+    if target.health.ejections > before.ejections:
+        measures.EJECTIONS.of(target.replica).value += 1
+        exchange.say(logging.WARNING, f"Replica {target.replica} keeps failing and is left alone for a while")
+
+
+async def _open(exchange: Exchange, target: Target) -> Connection:
+    """Send the request; returns with the answer's head. A kept-alive connection that the engine had closed is replaced
+    by a fresh one, once."""
+    limits = exchange.plane.settings.gateway
+    pool = exchange.plane.pools.of(target)
+    head = _head(exchange, target)
+    connection = pool.idle()
+    if connection is not None:
+        exchange.connection = connection
+        exchange.deadline = time.monotonic() + limits.first_byte_timeout_s
+        connection.send(head, exchange.body)
+        try:
+            await connection.head()
+        except Broken:
+            if connection.fed:
+                raise
+            measures.REOPENED.of().value += 1
+            connection.release()
+        else:
+            return connection
+    connection = exchange.connection = pool.open()
+    exchange.deadline = time.monotonic() + limits.connect_timeout_s
+    try:
+        await connection.connected()
+    except Silent:
+        raise ConnectFailed(f"no connection within {limits.connect_timeout_s:g} s") from None
+    exchange.deadline = time.monotonic() + limits.first_byte_timeout_s
+    connection.send(head, exchange.body)
+    await connection.head()
+    return connection
+
+
+def _head(exchange: Exchange, target: Target) -> bytes:
+    scope, found = exchange.scope, exchange.headers
+    parts = [exchange.method.encode(), b" ", scope["raw_path"]]
+    if scope["query_string"]:
+        parts += (b"?", scope["query_string"])
+    parts.append(target.request_head)
+    for name in PASSED:
+        if name in found:
+            parts += (name, b": ", found[name], b"\r\n")
+    parts.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.request_id.encode(), len(exchange.body)))
+    return b"".join(parts)
+
+
+async def _check_status(connection: Connection) -> None:
+    status = connection.status
+    if status in (401, 403):
+        # Not this replica's key: most likely another process has its port.
+        raise Failed(status, "it does not know the key of this replica")
+    if 300 <= status < 400:
+        raise Refusal("route_unknown", "The model's engine has no such address.")
+    if status >= 500 and status != 501:  # 501: this engine was not started for such requests
+        said = b""
+        while len(said) < SHOWN_BYTES and await connection.more():
+            said += connection.take()
+        raise Failed(status, " ".join(openai.error_text(said).split())[:SHOWN_BYTES])
+
+
+def _refusal(served: Served, failure: UpstreamError) -> Refusal:
+    """What a client is told when the last endpoint failed before the first byte (GW-3)."""
+    engine, again = f"The engine of model {served.name}", "Try again in a moment."
+    match failure:
+        case ConnectFailed():
+            return Refusal("engine_down", f"{engine} does not answer and is being restarted. {again}", retry_after_s=5)
+        case Failed(status=503):
+            return Refusal("engine_down", f"{engine} is not ready: {failure}. {again}", retry_after_s=5)
+        case Full():
+            return Refusal("engine_busy", f"{engine} has no room for one more request. {again}", retry_after_s=1)
+        case Silent():
+            return Refusal("engine_silent", f"{engine} did not answer in time. Ask for less at once, or try again.")
+        case _:
+            return Refusal("engine_failed", f"{engine} failed: {failure}. {again}")

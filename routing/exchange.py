@@ -1,0 +1,388 @@
+"""One request under /v1/, in numbered steps: (1) key, (2) body, (3) model and permission, (4) endpoint and answer,
+with retries before the first byte, (5) settle: journal and metrics, before the answer ends.
+
+Limits, ledger and admission stand between (3) and (4). An exchange ends in exactly one record when it had a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from urllib.parse import parse_qs
+
+from asgiref.typing import HTTPScope
+
+from llmgw.core import logs
+from routing import accounting, answers, attempts, bodies, measures, openai
+from routing.answers import Receive, Send
+from routing.journal import Record
+from routing.openai import Peek, Refusal
+from routing.plane import Plane
+from routing.table import Served, Target
+from routing.upstream import ClientLeft, Connection, Silent, UpstreamError
+from tenants.keys import MAX_LENGTH, PREFIX_LENGTH, Grant
+
+log = logging.getLogger(__name__)
+
+BODY_SILENCE_S = 30.0
+DECODE_APART_BYTES = 128 * 1024
+"""Compressed bodies beyond this are undone in a thread."""
+
+ANYONE = Grant(digest="", key_id=None, prefix="", project_id=None, user_id=None, models=None, expires_at=None)
+"""Whoever asks while `gateway.auth` is off."""
+_READ = (
+    b"authorization",
+    b"x-api-key",
+    b"api-key",
+    b"content-encoding",
+    b"content-length",
+    b"transfer-encoding",
+    b"expect",
+    b"origin",
+)
+_WHERE = "Your project's page makes a new one."
+_INTERESTING = frozenset(_READ + attempts.PASSED)
+
+
+class Exchange:
+    __slots__ = (
+        "_overdue",
+        "add_usage",
+        "answering",
+        "body",
+        "body_read",
+        "connection",
+        "deadline",
+        "first_byte_at",
+        "grant",
+        "headers",
+        "left",
+        "method",
+        "path",
+        "peek",
+        "plane",
+        "queue_ms",
+        "receive",
+        "recorded",
+        "request_id",
+        "scope",
+        "send",
+        "sending",
+        "served",
+        "started",
+        "target",
+        "task",
+        "watcher",
+    )
+
+    def __init__(self, plane: Plane, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        self.plane, self.scope, self.receive, self.send = plane, scope, receive, send
+        self.path, self.method = scope["path"], scope["method"]
+        self.request_id = plane.next_id()
+        self.started = time.monotonic()
+        self.task = asyncio.current_task()
+        self.deadline: float | None = None
+        """When the current wait is over, monotonic; the plane's watch looks at it."""
+        self.left = self.sending = self._overdue = False
+        """`left`: the client is gone. `sending`: what is waited for is that it takes bytes."""
+        self.watcher: asyncio.Task[None] | None = None
+        self.headers = self._read_headers()
+        self.grant: Grant | None = None
+        self.body = b""
+        self.body_read = False
+        self.peek: Peek | None = None
+        self.served: Served | None = None
+        self.target: Target | None = None
+        self.connection: Connection | None = None
+        self.add_usage = False
+        self.answering = False
+        """Whether any byte of an answer went to the client."""
+        self.queue_ms = 0.0
+        self.first_byte_at: float | None = None
+        self.recorded = False
+
+    # --- from outside ------------------------------------------------------------------------------------------------
+    def overdue(self) -> None:
+        """The watch found the deadline passed."""
+        self.deadline = None
+        if self.connection is not None and not self.sending:
+            self.connection.fail(Silent("it was silent for too long"))
+        elif self.task is not None:
+            self._overdue = True
+            self.task.cancel()
+
+    async def watch_client(self) -> None:
+        """Until the client leaves; then the engine's request is aborted at once."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        if self.connection is not None:
+            self.connection.fail(ClientLeft())
+
+    # --- the steps ---------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        plane = self.plane
+        plane.active.add(self)
+        try:
+            self.grant = self.authenticate()
+            self._check_route()
+            if self.method == "POST":
+                await self._read_body()
+            else:
+                self.body_read = True
+            self.served = self._resolve()
+            await attempts.serve(self, self.served)
+        except Refusal as refusal:
+            await self.refuse(refusal)
+        except ClientLeft:
+            self.record(499, "client_left", self._unanswered())
+        except UpstreamError:
+            pass  # in the middle of an answer: the relay has told the client and recorded it
+        except asyncio.CancelledError:
+            await self._stopped()
+        except Exception:  # noqa: BLE001  the request boundary
+            self.say(logging.ERROR, "The gateway failed on a request; please report this", trace=True)
+            await self.refuse(
+                Refusal("gateway_failed", f"The gateway failed on this request; say {self.request_id} to an operator.")
+            )
+        finally:
+            plane.active.discard(self)
+            if self.watcher is not None:
+                self.watcher.cancel()
+
+    def _read_headers(self) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for name, value in self.scope["headers"]:
+            if name in _INTERESTING:
+                if name in found:
+                    value = found[name] + b"," + value
+                found[name] = value
+        return found
+
+    def authenticate(self) -> Grant:
+        """(1) Whose request this is. Keys are looked up by their SHA-256, so time says nothing about them."""
+        self.plane.check_fresh(self.started)
+        if not self.plane.settings.gateway.auth:
+            return ANYONE
+        token = self._token()
+        if token is None:
+            raise Refusal(
+                "key_missing", "Send a project key as `Authorization: Bearer sk-…`. Your project's page makes one."
+            )
+        grant = None
+        if len(token) <= MAX_LENGTH:
+            grant = self.plane.table.grants.get(hashlib.sha256(token).hexdigest())
+        if grant is None:
+            raise Refusal(
+                "key_unknown",
+                f"{_shown_key(token)} does not exist or was revoked. Make a new one on your project's page.",
+            )
+        if grant.expires_at is not None and grant.expired(time.time()):
+            raise Refusal("key_unknown", f"{_shown_key(token)} has expired. {_WHERE}")
+        return grant
+
+    def _token(self) -> bytes | None:
+        authorization = self.headers.get(b"authorization")
+        if authorization is not None:
+            scheme, _, token = authorization.partition(b" ")
+            if scheme.lower() == b"bearer" and (token := token.strip()):
+                return token
+        return self.headers.get(b"x-api-key") or self.headers.get(b"api-key") or None
+
+    def _check_route(self) -> None:
+        path, method = self.path, self.method
+        if path in openai.KNOWN_ROUTES:
+            if method != "POST":
+                raise Refusal("method_not_allowed", f"{path} takes POST, not {method[:20]}.")
+            return
+        if "//" in path or "/." in path or "\\" in path or not path.isprintable() or openai.ENGINE_ADMIN.match(path):
+            raise Refusal("route_unknown", "There is no such address here. GET /v1/models shows what is.")
+        if method not in ("POST", "GET"):
+            raise Refusal("method_not_allowed", f"{path[:100]} takes POST or GET, not {method[:20]}.")
+
+    async def _read_body(self) -> None:
+        """(2) The whole body, undone and within the limit."""
+        limit = self.plane.settings.gateway.body_limit_bytes
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limit:
+            raise bodies.too_large(limit)
+        self.deadline = self.started + BODY_SILENCE_S
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body = message["body"]
+        if message["more_body"]:
+            parts, size = [body], len(body)
+            while message["more_body"]:
+                self.deadline = time.monotonic() + BODY_SILENCE_S
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                parts.append(message["body"])
+                size += len(message["body"])
+                if size > limit:
+                    raise bodies.too_large(limit)
+            body = b"".join(parts)
+        self.deadline = None
+        self.body_read = True
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None:
+            names = encoding.decode("latin-1").split(",")
+            if len(body) > DECODE_APART_BYTES:
+                body = await asyncio.to_thread(bodies.decode, body, names, limit)
+            else:
+                body = bodies.decode(body, names, limit)
+        self.body = body
+
+    def _resolve(self) -> Served:
+        """(3) Which model, and may this key use it. Leaves the body as the engine gets it."""
+        grant = self.grant
+        assert grant is not None
+        body, form = self.body, None
+        if self.method == "GET":
+            name = _query_model(self.scope["query_string"])
+        else:
+            content_type = self.headers.get(b"content-type", b"")
+            if content_type[:10].lower() == b"multipart/":
+                form = openai.form_boundary(content_type)
+            self.peek = openai.peek(body) if form is None else openai.peek_form(body, form)
+            name = self.peek.model
+        served = self.plane.table.names.get(name)
+        if served is None:
+            raise openai.model_unknown(name, self.plane.table.visible(grant))
+        if not grant.allows(served.name):
+            self.served = served
+            raise Refusal(
+                "model_forbidden",
+                f"This key may not use model {served.name}. GET /v1/models lists those it may.",
+                param="model",
+            )
+        if self.peek is not None:
+            self.add_usage = form is None and openai.usage_to_add(self.path, self.peek, body)
+            other = None if name == served.name else served.name.encode() if form else served.name_json
+            if other is not None or self.add_usage:
+                self.body = openai.rewrite(body, self.peek, model=other, add_usage=self.add_usage)
+        return served
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+    async def refuse(self, refusal: Refusal) -> None:
+        measures.ERRORS.of(refusal.code).value += 1
+        self.record(refusal.kind.status, refusal.code, None)
+        if self.answering:
+            return  # returning without an end closes the connection: nobody takes it for whole
+        self.answering = True
+        self.deadline = None
+        extra = answers.cors(self.plane.cors, self.headers.get(b"origin"))
+        if self.served is not None:
+            extra.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))
+        framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        await answers.refuse(
+            self.send,
+            self.receive,
+            refusal,
+            self.request_id,
+            extra,
+            unread=framed and not self.body_read,
+            small=self.headers.get(b"content-length", b"").isdigit()
+            and int(self.headers[b"content-length"]) <= answers.SMALL_BYTES,
+            waits_to_send=b"expect" in self.headers,
+        )
+
+    async def _stopped(self) -> None:
+        """The server cancelled this request because it stops, or the watch did because the client is too slow."""
+        if self.sending:
+            self.record(499, "client_left", self._unanswered())
+        elif self._overdue:
+            text = f"No byte of the body came for {BODY_SILENCE_S:g} s; send it again."
+            await self.refuse(Refusal("body_too_slow", text))
+        else:
+            await self.refuse(openai.stopping())
+
+    def _unanswered(self) -> accounting.Tokens | None:
+        """An engine has worked on the prompt, if one got it, and nobody will say how much."""
+        if self.target is None:
+            return None
+        return accounting.completed(None, prompt_bytes=len(self.body), events=0, answer_bytes=0, streamed=True)
+
+    def record(self, status: int, code: str, tokens: accounting.Tokens | None, *, streamed: bool = False) -> None:
+        """(5) One record and the counts, once; called before the last byte of an answer is sent."""
+        if self.recorded:
+            return
+        self.recorded = True
+        now = time.monotonic()
+        model = self.served.name if self.served is not None else ""
+        route = self.path if self.path in openai.KNOWN_ROUTES else "other"
+        total = now - self.started
+        measures.REQUESTS.of(model, route, str(status)).value += 1
+        measures.DURATION.of(model).observe(total)
+        tokens = tokens or accounting.UNKNOWN
+        first = self.first_byte_at
+        if self.served is not None:
+            _count(model, tokens, streamed, None if first is None else first - self.started, now - (first or now))
+        grant, target = self.grant, self.target
+        if grant is None:
+            return
+        self.plane.journal.append(
+            Record(
+                request_id=self.request_id,
+                at=time.time(),
+                project=grant.project_id,
+                key=grant.key_id,
+                user=grant.user_id,
+                route=route if route != "other" else self.path[:60],
+                model=model,
+                replica=target.replica if target is not None else "",
+                node=target.node if target is not None else "",
+                status=status,
+                error_code=code,
+                streamed=streamed,
+                prompt_tokens=tokens.prompt,
+                cached_tokens=tokens.cached,
+                completion_tokens=tokens.completion,
+                reasoning_tokens=tokens.reasoning,
+                estimated=tokens.estimated,
+                queue_ms=self.queue_ms,
+                first_token_ms=None if first is None else round((first - self.started) * 1e3, 3),
+                total_ms=round(total * 1e3, 3),
+            )
+        )
+
+    def say(self, level: int, text: str, *, trace: bool = False) -> None:
+        token = logs.context.set({"request": self.request_id})
+        log.log(level, text, exc_info=trace)
+        logs.context.reset(token)
+
+
+def _count(model: str, tokens: accounting.Tokens, streamed: bool, first_s: float | None, rest_s: float) -> None:
+    of = measures.TOKENS.of
+    if tokens.prompt:
+        of(model, "prompt").value += tokens.prompt
+    if tokens.cached:
+        of(model, "cached").value += tokens.cached
+    if tokens.completion:
+        of(model, "completion").value += tokens.completion
+    if tokens.estimated:
+        measures.ESTIMATED.of(model).value += 1
+    if tokens.odd:
+        measures.ODD.of(model).value += 1
+    if streamed and first_s is not None:
+        measures.FIRST_TOKEN.of(model).observe(first_s)
+        if tokens.completion and tokens.completion > 1:
+            measures.PER_TOKEN.of(model).observe(rest_s / (tokens.completion - 1))
+
+
+def _shown_key(token: bytes) -> str:
+    text = token[:PREFIX_LENGTH].decode("latin-1")
+    return f"Key {text}…" if text.startswith("sk-") and text.isascii() and text.isprintable() else "This key"
+
+
+def _query_model(query: bytes) -> str:
+    try:
+        names = parse_qs(query.decode("latin-1"), max_num_fields=50).get("model", [])
+    except ValueError:
+        names = []
+    if len(names) != 1:
+        raise Refusal("body_invalid", "Say which model's engine this is for: add ?model=NAME.", param="model")
+    return names[0]

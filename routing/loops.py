@@ -1,0 +1,186 @@
+"""What a gateway process does beside its requests: watch them, keep its table, scrape engines, move usage to the store.
+
+Each loop runs on a period and goes on after any failure; the store is asked in two threads, so that a slow write does
+not delay a revoked key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from django.db import Error as StoreError
+
+from llmgw.core.doorbell import TABLE, Listener, relay_redis
+from routing import measures
+from routing.journal import Batch
+from routing.plane import Plane
+from routing.scrape import scrape_all
+from routing.store import LoadRow, Store, gateway_name
+from routing.table import build
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WATCH_S = 0.1
+LOADS_S = 3.0
+LOADS_AT_LEAST_S = 10.0
+"""A replica's load row is written this often even when nothing changed, so that readers know it is alive."""
+KEY_USE_S = 10.0
+ORPHANS_S = 10.0
+FLUSH_ROUNDS = 5
+STORE_AWAY = (StoreError, OSError)
+
+
+class Loops:
+    def __init__(self, plane: Plane, store: Store) -> None:
+        self.plane, self.store = plane, store
+        self.gateway = gateway_name(os.getpid())
+        self._reading = ThreadPoolExecutor(1, "gateway-read")
+        self._writing = ThreadPoolExecutor(1, "gateway-write")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loads: dict[str, tuple[LoadRow, float]] = {}
+        self._used: dict[int, float] = {}
+        self._used_written_at = 0.0
+        self._orphans_at = 0.0
+        self._flushing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Read the table once, so that the first request finds it, then start every loop."""
+        settings = self.plane.settings
+        await self._guard("table", self.reload())
+        self._every(WATCH_S, "watch", self.watch)
+        self._every(settings.gateway.scrape_s, "scrape", lambda: scrape_all(self.plane))
+        self._every(settings.usage.flush_s, "usage", self.flush)
+        self._every(LOADS_S, "load", self.report_loads)
+        self._tasks.append(asyncio.create_task(self._follow_table()))
+        self._tasks.append(asyncio.create_task(relay_redis()))
+
+    async def stop(self) -> None:
+        """End the loops, hand over what the journal holds, close every connection. Bounded by the store's timeouts."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._guard("usage", self.flush(last=True))
+        await self._guard("load", self._write(self.store.forget_loads, self.gateway))
+        await self.plane.pools.close()
+        self.plane.journal.close()
+        for executor in (self._reading, self._writing):
+            with contextlib.suppress(*STORE_AWAY):
+                await asyncio.get_running_loop().run_in_executor(executor, self.store.close)
+            executor.shutdown(wait=False)
+
+    # --- the loops ---------------------------------------------------------------------------------------------------
+    async def watch(self) -> None:
+        """Requests whose wait is over, and those old enough to be worth a task that sees their client leave."""
+        now = time.monotonic()
+        for exchange in tuple(self.plane.active):
+            if exchange.deadline is not None and exchange.deadline <= now:
+                exchange.overdue()
+            elif exchange.watcher is None and exchange.body_read and now - exchange.started >= WATCH_S / 2:
+                exchange.watcher = asyncio.create_task(exchange.watch_client())
+        self.plane.pools.prune(asyncio.get_running_loop().time())
+
+    async def _follow_table(self) -> None:
+        bell = Listener([TABLE])
+        try:
+            while True:
+                await bell.wait(self.plane.settings.gateway.poll_s)
+                await self._guard("table", self.reload())
+        finally:
+            bell.close()
+
+    async def reload(self) -> None:
+        """Look whether something changed; if so, replace the table as a whole."""
+        plane = self.plane
+        asked_at = time.monotonic()
+        revision = await self._read(self.store.revision)
+        if revision != plane.table.revision:
+            contents = await self._read(self.store.contents)
+            plane.table = build(contents, plane.table)
+            plane.pools.keep(plane.table.targets, asyncio.get_running_loop().time())
+            measures.RELOADS.of().value += 1
+        plane.confirmed_at = asked_at
+        if plane.store_away:
+            plane.store_away = False
+            log.info("The store answers again")
+
+    async def flush(self, *, last: bool = False) -> None:
+        """Move finished requests to the store; what it does not take stays in the journal."""
+        async with self._flushing:
+            now = time.monotonic()
+            for _ in range(FLUSH_ROUNDS if last else 1):
+                batches = self.plane.journal.batches()
+                for batch in batches:
+                    await self._hand_over(batch)
+                if not batches:
+                    break
+            if last or now - self._orphans_at >= ORPHANS_S:
+                self._orphans_at = now
+                for batch in self.plane.journal.orphans():
+                    await self._hand_over(batch)
+            if self._used and (last or now - self._used_written_at >= KEY_USE_S):
+                used, self._used, self._used_written_at = self._used, {}, now
+                await self._write(self.store.save_key_use, used)
+
+    async def _hand_over(self, batch: Batch) -> None:
+        try:
+            records = await self._write(batch.records)
+            if records:
+                await self._write(self.store.save_usage, records)
+        except BaseException:
+            batch.give_up()
+            raise
+        batch.done()
+        for record in records:
+            if record.key is not None:
+                self._used[record.key] = max(record.at, self._used.get(record.key, 0.0))
+
+    async def report_loads(self) -> None:
+        """Tell the control plane what this gateway sees of each replica, where that changed."""
+        now = time.monotonic()
+        known = {target.replica: target for target in self.plane.table.targets}
+        self._loads = {replica: kept for replica, kept in self._loads.items() if replica in known}
+        rows = []
+        for target in known.values():
+            row = LoadRow(target.replica, target.in_flight, target.running, target.waiting, target.kv_used)
+            kept = self._loads.get(target.replica)
+            if kept is None or kept[0] != row or now - kept[1] >= LOADS_AT_LEAST_S:
+                rows.append(row)
+        if rows:
+            await self._write(self.store.save_loads, self.gateway, rows)
+            self._loads.update((row.replica, (row, now)) for row in rows)
+
+    # --- how they run ------------------------------------------------------------------------------------------------
+    def _every(self, period_s: float, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(period_s)
+                await self._guard(what, work())
+
+        self._tasks.append(asyncio.create_task(loop()))
+
+    async def _guard(self, what: str, work: Awaitable[None]) -> None:
+        """The loops' boundary: a failure is said and counted, and the next round tries again."""
+        try:
+            await work
+        except STORE_AWAY as error:
+            measures.STORE_FAILURES.of(what).value += 1
+            if not self.plane.store_away:
+                self.plane.store_away = True
+                log.warning("The store does not answer (%s: %s); requests are served with what is known", what, error)
+        except Exception:
+            log.exception("A loop of the gateway failed (%s); it goes on", what)
+
+    async def _read(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work, *args)
+
+    async def _write(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writing, work, *args)

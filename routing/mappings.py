@@ -1,0 +1,93 @@
+"""Where each engine's Prometheus text says how busy it is. Pure.
+
+A mapping that names its own `running` is complete as it stands: what it leaves empty stays unknown. One that does not
+means vLLM's names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+Names = tuple[str, ...]
+MAX_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Metric names, newest first: the first that the text has counts."""
+
+    running: Names = ()
+    waiting: Names = ()
+    kv_used: Names = ()
+
+
+VLLM = Mapping(
+    running=("vllm:num_requests_running",),
+    waiting=("vllm:num_requests_waiting",),
+    kv_used=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+)
+SGLANG = Mapping(
+    running=("sglang:num_running_reqs",), waiting=("sglang:num_queue_reqs",), kv_used=("sglang:token_usage",)
+)
+LLAMACPP = Mapping(
+    running=("llamacpp:requests_processing",),
+    waiting=("llamacpp:requests_deferred",),
+    kv_used=("llamacpp:kv_cache_usage_ratio",),  # gone from newer builds, then unknown
+)
+ENGINES = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMACPP}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine says of itself; None is unknown."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_used: float | None = None
+
+
+UNKNOWN = Load()
+
+
+def mapping_for(engine: str, own: Mapping | None = None) -> Mapping:
+    if own is not None and own.running:
+        return own
+    return ENGINES.get(engine, VLLM)
+
+
+def read(text: str, mapping: Mapping) -> Load:
+    """The load in an exposition. Ranks of one engine repeat a figure; data-parallel engines add up."""
+    running, waiting = _total(text, mapping.running), _total(text, mapping.waiting)
+    kv = _samples(text, mapping.kv_used)
+    return Load(
+        running=None if running is None else round(running),
+        waiting=None if waiting is None else round(waiting),
+        kv_used=min(1.0, max(kv)) if kv else None,
+    )
+
+
+_RANK = re.compile(r'(?:tp|pp)_rank="[^"]*",?')
+
+
+def _total(text: str, names: Names) -> float | None:
+    samples = _samples(text, names)
+    return sum(samples) if samples else None
+
+
+def _samples(text: str, names: Names) -> list[float]:
+    """One value per label set, not counting the rank inside a tensor or pipeline group."""
+    for name in names:
+        found: dict[str, float] = {}
+        for labels, value in re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", text, re.MULTILINE):
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            if math.isfinite(number) and number >= 0:
+                key = _RANK.sub("", labels).rstrip(",")
+                found[key] = max(number, found.get(key, 0.0))
+        if found:
+            return list(found.values())
+    return []

@@ -1,0 +1,371 @@
+"""What the gateway understands of a request body, what it changes in it, and how it says no. Pure.
+
+A body is looked at by its top-level members alone: their values stay the bytes that the client wrote.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+INCLUDE_USAGE = b'{"include_usage":true}'
+USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Routes whose streams carry usage only when `stream_options` asks for it."""
+KNOWN_ROUTES = USAGE_ROUTES | {
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+}
+ENGINE_ADMIN = re.compile(r"^/v1/(load_lora_adapter|unload_lora_adapter|adapters|streams?)(/|$)")
+"""Routes of engines that change the engine or show other people's requests; never passed on."""
+SUGGEST_AMONG = 1000
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip and zstd begin."""
+UTF8_SLICE = 1 << 20
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Kind:
+    status: int
+    type: str
+    retry: bool = False
+    """Whether the answer carries Retry-After."""
+
+
+ERRORS: dict[str, Kind] = {
+    "body_invalid": Kind(400, "invalid_request_error"),
+    "encoding_unsupported": Kind(415, "invalid_request_error"),
+    "body_too_large": Kind(413, "invalid_request_error"),
+    "body_too_slow": Kind(408, "invalid_request_error"),
+    "key_missing": Kind(401, "authentication_error"),
+    "key_unknown": Kind(401, "authentication_error"),
+    "model_forbidden": Kind(403, "permission_error"),
+    "origin_forbidden": Kind(403, "permission_error"),
+    "model_unknown": Kind(404, "invalid_request_error"),
+    "route_unknown": Kind(404, "invalid_request_error"),
+    "method_not_allowed": Kind(405, "invalid_request_error"),
+    "rate_limited": Kind(429, "rate_limit_error", retry=True),
+    "quota_exceeded": Kind(429, "insufficient_quota", retry=True),
+    "budget_exceeded": Kind(429, "insufficient_quota", retry=True),
+    "client_left": Kind(499, "client_error"),
+    "gateway_failed": Kind(500, "server_error"),
+    "engine_failed": Kind(502, "server_error"),
+    "no_endpoint": Kind(503, "server_error", retry=True),
+    "model_loading": Kind(503, "server_error", retry=True),
+    "engine_down": Kind(503, "server_error", retry=True),
+    "engine_busy": Kind(503, "server_error", retry=True),
+    "store_unreachable": Kind(503, "server_error", retry=True),
+    "gateway_stopping": Kind(503, "server_error", retry=True),
+    "engine_silent": Kind(504, "server_error"),
+}
+"""Every code that a client can get from the gateway itself (GW-3)."""
+
+
+class Refusal(Exception):
+    """The request ends here with an error of the table. `retry_after_s` only where the table says so."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+        self.kind = ERRORS[code]
+        self.retry_after_s = max(1, round(retry_after_s or 1)) if self.kind.retry else None
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def envelope(refusal: Refusal) -> bytes:
+    """OpenAI's error object."""
+    return _encoder.encode(_Envelope(_Error(refusal.message, refusal.kind.type, refusal.param, refusal.code)))
+
+
+def error_event(refusal: Refusal, *, mid_event: bool) -> bytes:
+    """The last SSE event of a stream that broke; `mid_event` ends a half-sent event first."""
+    return (b"\n\n" if mid_event else b"") + b"event: error\ndata: " + envelope(refusal) + b"\n\n"
+
+
+def stopping() -> Refusal:
+    return Refusal("gateway_stopping", "This gateway is being restarted. Try again in a moment.", retry_after_s=1)
+
+
+class _Said(msgspec.Struct):
+    error: object = None
+    message: object = None
+    detail: object = None
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+def is_error(body: bytes) -> bool:
+    """Whether an engine's refusal has OpenAI's shape already."""
+    try:
+        return isinstance(_said.decode(body).error, dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def error_text(body: bytes) -> str:
+    """What an engine's error says, whatever its shape."""
+    try:
+        said = _said.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return body.decode("utf-8", "replace")
+    inner = said.error.get("message") if isinstance(said.error, dict) else said.error
+    found = next((each for each in (inner, said.message, said.detail) if each), "")
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+
+
+def engine_refusal(body: bytes, status: int) -> bytes:
+    """An engine's refusal that is not OpenAI's error object, made one."""
+    said = " ".join(error_text(body[:4096]).split())[:500]
+    code = "route_unknown" if status == 404 else "engine_refused"
+    text = f"The model's engine refused this: {said or f'status {status}'}"
+    return _encoder.encode(_Envelope(_Error(text, "invalid_request_error", None, code)))
+
+
+def model_unknown(name: str, visible: Iterable[str]) -> Refusal:
+    """`visible` are the names that this key may use; nothing else is suggested."""
+    some = [each for each, _ in zip(visible, range(SUGGEST_AMONG), strict=False)]
+    close = difflib.get_close_matches(name[:200], some, n=1)
+    shown = name if len(name) <= 100 else name[:99] + "…"
+    if close:
+        text = f"No model {shown}. Did you mean {close[0]}?"
+    elif some:
+        text = f"No model {shown}. GET /v1/models lists what this key may use."
+    else:
+        text = f"No model {shown}: this key may use none yet. Ask an operator to publish one."
+    return Refusal("model_unknown", text, param="model")
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING = msgspec.json.Decoder(str)
+_MEMBER = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
+_NEXT = re.compile(rb"[ \t\n\r]*([,}])")
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What a JSON body says at its top level. Spans are byte ranges of values in the body; None: not there."""
+
+    model: str
+    model_span: Span
+    stream: bool
+    options_span: Span | None
+    asks_usage: bool
+    max_tokens: int | None
+    insert_at: int
+    """Where a new first member can be put."""
+
+
+def peek(body: bytes) -> Peek:
+    """Read a JSON body's model, stream, stream_options and token bound. Raises Refusal (400) naming the field."""
+    members = _members(body)
+    spans = _spans(body, members)
+    raw = members.get("model")
+    model: object = msgspec.json.decode(raw) if raw is not None else None
+    if not isinstance(model, str) or not model:
+        raise Refusal("body_invalid", "`model` must be the name of a model; GET /v1/models lists them.", param="model")
+    stream: object = msgspec.json.decode(members["stream"]) if "stream" in members else None
+    if stream is not None and not isinstance(stream, bool):
+        raise Refusal("body_invalid", "`stream` must be true or false, not a string or a number.", param="stream")
+    options: object = None
+    if "stream_options" in members:
+        options = msgspec.json.decode(members["stream_options"])
+    bound: object = None
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if bound is None and name in members:
+            bound = msgspec.json.decode(members[name])
+    return Peek(
+        model=model,
+        model_span=spans["model"],
+        stream=stream is True,
+        options_span=spans.get("stream_options"),
+        asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        max_tokens=bound if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0 else None,
+        insert_at=body.index(b"{") + 1,
+    )
+
+
+def _members(body: bytes) -> dict[str, msgspec.Raw]:
+    if not body or body.isspace():
+        raise Refusal("body_invalid", "The body is empty; send a JSON object with at least `model`.")
+    try:
+        members = _MEMBERS.decode(body)
+        if not body.isascii():
+            _check_utf8(body)
+    except RecursionError:
+        raise Refusal("body_invalid", "The body nests too deeply; send a flatter JSON object.") from None
+    except msgspec.ValidationError:
+        raise Refusal("body_invalid", 'The body must be a JSON object, like {"model": "…"}.') from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = " It starts with a byte order mark; send it without." if body.startswith(codecs.BOM_UTF8) else ""
+        if body.startswith(COMPRESSED):
+            hint = " It looks compressed: say so in Content-Encoding (gzip or deflate), or send it plain."
+        raise Refusal("body_invalid", f"The body is not valid JSON: {_reason(error)}.{hint}") from None
+    return members
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _check_utf8(body: bytes) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(body), UTF8_SLICE):
+        decoder.decode(body[start : start + UTF8_SLICE])
+    decoder.decode(b"", final=True)
+
+
+def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
+    """Walk the members of a valid object. A mapping keeps only the last of two members with one name, so a walk
+    that meets a name twice, or a value that is not the kept one, has found a duplicate."""
+    spans: dict[str, Span] = {}
+    at = body.index(b"{") + 1
+    while len(spans) < len(members):
+        found = _MEMBER.match(body, at)
+        assert found is not None, "the decoder has accepted this object"
+        key = found[1]
+        name = _STRING.decode(b'"' + key + b'"') if b"\\" in key else key.decode()
+        value, start = bytes(members[name]), found.end()
+        if name in spans or not body.startswith(value, start):
+            raise _twice(name)
+        at = start + len(value)
+        spans[name] = (start, at)
+        after = _NEXT.match(body, at)
+        if after is None:
+            raise _twice(name)
+        at = after.end()
+    if members and body[at - 1 : at] == b",":
+        raise _twice(_STRING.decode(b'"' + _MEMBER.match(body, at)[1] + b'"'))  # type: ignore[index]
+    return spans
+
+
+def _twice(name: str) -> Refusal:
+    shown = name[:60]
+    return Refusal("body_invalid", f"`{shown}` stands twice in the body; send each field once.", param=shown)
+
+
+def rewrite(body: bytes, seen: Peek, *, model: bytes | None, add_usage: bool) -> bytes:
+    """`body` with the model's value replaced by `model` (JSON text) and usage asked for; all else byte for byte."""
+    edits: list[tuple[int, int, bytes]] = []
+    if model is not None:
+        edits.append((*seen.model_span, model))
+    if add_usage:
+        if seen.options_span is None:
+            edits.append((seen.insert_at, seen.insert_at, b'"stream_options":' + INCLUDE_USAGE + b","))
+        else:
+            edits.append((*seen.options_span, _with_usage(body[slice(*seen.options_span)])))
+    if not edits:
+        return body
+    edits.sort()
+    parts: list[bytes] = []
+    at = 0
+    for start, end, text in edits:
+        parts += (body[at:start], text)
+        at = end
+    parts.append(body[at:])
+    return b"".join(parts)
+
+
+def _with_usage(options: bytes) -> bytes:
+    known = msgspec.json.decode(options)
+    if known is None or known == {}:
+        return INCLUDE_USAGE
+    return _encoder.encode({**known, "include_usage": True})
+
+
+def usage_to_add(path: str, seen: Peek, body: bytes) -> bool:
+    """Whether the gateway must ask for usage itself, and so take the extra chunk out of the answer."""
+    if not seen.stream or seen.asks_usage or path not in USAGE_ROUTES:
+        return False
+    if seen.options_span is None:
+        return True
+    options = msgspec.json.decode(body[slice(*seen.options_span)])
+    return options is None or isinstance(options, dict)  # anything else is for the engine to refuse
+
+
+# --- form bodies (audio) ---------------------------------------------------------------------------------------------
+_BOUNDARY = re.compile(rb'multipart/form-data\s*;.*?boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
+_NAME = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?([^";\r\n]+)"?', re.IGNORECASE)
+FORM_PARTS = 64
+
+
+def form_boundary(content_type: bytes) -> bytes | None:
+    found = _BOUNDARY.match(content_type.strip())
+    return (found[1] or found[2]) if found else None
+
+
+def peek_form(body: bytes, boundary: bytes) -> Peek:
+    """The model that a multipart form names, and where. Raises Refusal (400)."""
+    mark = b"--" + boundary
+    at = body.find(mark)
+    found: Span | None = None
+    stream = False
+    for _ in range(FORM_PARTS):
+        if at < 0:
+            break
+        head_end = body.find(b"\r\n\r\n", at)
+        end = body.find(b"\r\n" + mark, at + len(mark))
+        if head_end < 0 or end < head_end + 4:
+            break
+        name = _NAME.search(body, at, head_end)
+        if name and name[1] == b"model":
+            if found:
+                raise _twice("model")
+            found = (head_end + 4, end)
+        elif name and name[1] == b"stream":
+            stream = body[head_end + 4 : end].strip().lower() == b"true"
+        at = end + 2
+    model = body[slice(*found)].decode("utf-8", "replace").strip() if found else ""
+    if not found or not model:
+        raise Refusal("body_invalid", "The form has no field `model`; GET /v1/models lists the names.", param="model")
+    return Peek(model, found, stream, None, asks_usage=True, max_tokens=None, insert_at=0)
+
+
+# --- the list of models ----------------------------------------------------------------------------------------------
+class _Card(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class _Cards(msgspec.Struct):
+    object: str
+    data: list[_Card]
+
+
+def model_card(name: str, created: int) -> bytes:
+    return _encoder.encode(_Card(name, "model", created, "llmgw"))
+
+
+def model_list(names: Sequence[str], created: int) -> bytes:
+    return _encoder.encode(_Cards("list", [_Card(name, "model", created, "llmgw") for name in names]))

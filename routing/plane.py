@@ -1,0 +1,110 @@
+"""What the requests and loops of one gateway process share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from llmgw.config import Settings
+from routing import measures
+from routing.journal import Journal
+from routing.openai import Refusal
+from routing.table import EMPTY, Table
+from routing.upstream import Pools
+
+if TYPE_CHECKING:
+    from routing.exchange import Exchange
+
+STORE_RETRY_S = 5
+
+
+class Plane:
+    __slots__ = (
+        "_mark",
+        "_number",
+        "active",
+        "confirmed_at",
+        "cors",
+        "journal",
+        "pools",
+        "settings",
+        "store_away",
+        "table",
+        "turn",
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.table: Table = EMPTY
+        self.confirmed_at: float | None = None
+        """When the store last said that the table is current, monotonic; None before the first time."""
+        self.store_away = False
+        self.active: set[Exchange] = set()
+        self.pools = Pools()
+        self.journal = Journal(settings.data_dir / "journal")
+        self.turn = 0
+        self.cors = frozenset(origin.encode() for origin in settings.gateway.cors_origins)
+        self._mark = secrets.token_hex(8)
+        self._number = 0
+
+    def next_id(self) -> str:
+        """Unique among all gateways, ever: 64 random bits of this process and a count."""
+        self._number += 1
+        return f"req-{self._mark}-{self._number:x}"
+
+    def check_fresh(self, now: float) -> None:
+        """Refuse (503) when there is no table yet, or none that may still be served from (GW-21)."""
+        if self.confirmed_at is None:
+            raise Refusal(
+                "store_unreachable",
+                "This gateway has just started and does not know any key yet. Try again in a few seconds.",
+                retry_after_s=STORE_RETRY_S,
+            )
+        if now - self.confirmed_at > self.settings.gateway.stale_for_s:
+            raise Refusal(
+                "store_unreachable",
+                f"This gateway lost its store {now - self.confirmed_at:.0f} s ago and serves no longer. Try another.",
+                retry_after_s=STORE_RETRY_S,
+            )
+
+    def ready(self, now: float) -> bool:
+        """Whether a request has somewhere to go (GW-5)."""
+        fresh = self.confirmed_at is not None and now - self.confirmed_at <= self.settings.gateway.stale_for_s
+        return fresh and bool(self.table.targets)
+
+    def publish(self) -> None:
+        """Make this process's figures the ones that a scrape shows."""
+        measures.JOURNAL_LOST.source = lambda: [((), float(self.journal.lost))]
+        measures.JOURNAL_MEMORY.source = lambda: [((), float(self.journal.in_memory))]
+        measures.JOURNAL_BYTES.source = lambda: [((), float(self.journal.pending_bytes()))]
+        measures.STALE.source = lambda: [((), float(self.store_away))]
+        measures.IN_FLIGHT.source = lambda: [((), float(len(self.active)))]
+        measures.TABLE_AGE.source = self._age
+        measures.ENDPOINTS.source = self._endpoints
+        measures.ENDPOINT_IN_FLIGHT.source = lambda: [
+            ((target.model, target.replica), float(target.in_flight)) for target in self.table.targets
+        ]
+        for metric, name in (
+            (measures.ENDPOINT_RUNNING, "running"),
+            (measures.ENDPOINT_WAITING, "waiting"),
+            (measures.ENDPOINT_KV, "kv_used"),
+        ):
+            metric.source = lambda name=name: self._known(name)  # type: ignore[misc]
+
+    def _age(self) -> list[tuple[tuple[str, ...], float]]:
+        return [] if self.confirmed_at is None else [((), time.monotonic() - self.confirmed_at)]
+
+    def _endpoints(self) -> list[tuple[tuple[str, ...], float]]:
+        counts: dict[tuple[str, ...], float] = {}
+        for target in self.table.targets:
+            key = (target.model, "ready" if target.health.until is None else "ejected")
+            counts[key] = counts.get(key, 0.0) + 1
+        return list(counts.items())
+
+    def _known(self, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
+        for target in self.table.targets:
+            value = getattr(target, name)
+            if value is not None:
+                yield (target.model, target.replica), float(value)

@@ -1,0 +1,185 @@
+"""The way back: an engine's answer to the client, byte for byte as it comes, with backpressure both ways.
+
+A JSON answer that is not streamed is held until it is whole (up to HOLD_BYTES), so that half of one can still be tried
+elsewhere. After the first byte a break is made visible: a stream gets one `error` event, anything else is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from routing import accounting, answers, openai
+from routing.accounting import Tokens
+from routing.answers import Headers
+from routing.openai import Refusal
+from routing.sse import EVENT_LIMIT_BYTES, Stream
+from routing.upstream import Broken, ClientLeft, Connection, Silent, UpstreamError
+
+if TYPE_CHECKING:
+    from routing.exchange import Exchange
+
+HOLD_BYTES = 256 * 1024
+_KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
+
+
+async def relay(exchange: Exchange, connection: Connection) -> None:
+    """Pass the answer on and record it. Raises UpstreamError with `exchange.answering` telling what is left to do."""
+    headers, content_type, length = _headers(exchange, connection)
+    if content_type.startswith(b"text/event-stream"):
+        await _stream(exchange, connection, headers)
+    elif content_type.startswith(b"application/json") or connection.status >= 400:
+        await _whole(exchange, connection, headers, length)
+    else:
+        await _pass(exchange, connection, headers, length, b"")
+
+
+def _headers(exchange: Exchange, connection: Connection) -> tuple[Headers, bytes, bytes | None]:
+    target = exchange.target
+    assert target is not None
+    headers: Headers = [
+        (b"x-request-id", exchange.request_id.encode()),
+        (b"x-llmgw-queue-ms", b"%d" % exchange.queue_ms),
+        *target.answer_headers,
+    ]
+    content_type, length = b"", None
+    for pair in connection.headers:
+        name = pair[0]
+        if name in _KEPT:
+            headers.append(pair)
+            if name == b"content-type":
+                content_type = pair[1].lower()
+        elif name == b"content-length":
+            length = pair[1]
+    if exchange.plane.cors:
+        headers += answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
+    return headers, content_type, length
+
+
+async def _whole(exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None) -> None:
+    body = connection.take()
+    while not connection.ended and len(body) <= HOLD_BYTES:
+        exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+        if await connection.more():
+            body += connection.take()
+    if exchange.first_byte_at is None:
+        exchange.first_byte_at = time.monotonic()
+    if not connection.ended:
+        await _pass(exchange, connection, headers, length, body)
+        return
+    body += connection.take()
+    status, code, tokens = connection.status, "", None
+    if status >= 400:
+        body, headers = _as_error(body, status, headers)
+        code = "engine_refused"
+    else:
+        tokens = _usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
+    exchange.record(status, code, tokens)
+    exchange.answering = True
+    headers.append((b"content-length", b"%d" % len(body)))
+    await answers.send(exchange.send, status, headers, body)
+
+
+async def _pass(
+    exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None, first: bytes
+) -> None:
+    """An answer too long to hold, or of another kind: on its way as it comes."""
+    if not first and await _next(exchange, connection):
+        first = connection.take()
+    if exchange.first_byte_at is None:
+        exchange.first_byte_at = time.monotonic()
+    if length is not None:
+        headers.append((b"content-length", length))
+    exchange.answering = True
+    tail, size = first, len(first)
+    try:
+        await answers.send(exchange.send, connection.status, headers, first, more=True)
+        while await _next(exchange, connection):
+            data = connection.take()
+            tail = (tail + data)[-accounting.TAIL_BYTES :]
+            size += len(data)
+            await _send(exchange, data)
+    except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
+        refusal = _broken(exchange, error)
+        exchange.record(refusal.kind.status, refusal.code, _usage(exchange, None, size, 0, streamed=False))
+        raise
+    exchange.record(connection.status, "", _usage(exchange, accounting.of_tail(tail), size, 0, streamed=False))
+    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _stream(exchange: Exchange, connection: Connection, headers: Headers) -> None:
+    stream = Stream(removing=exchange.add_usage)
+    await _next(exchange, connection)
+    exchange.first_byte_at = time.monotonic()
+    exchange.answering = True
+    headers += answers.NO_BUFFER
+    send, status = exchange.send, connection.status
+    try:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        while True:
+            data = stream.feed(connection.take())
+            if stream.done:
+                _record_stream(exchange, status, "", stream)
+            if stream.cut:
+                raise Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
+            if data:
+                await _send(exchange, data)
+            if not await _next(exchange, connection):
+                break
+    except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
+        refusal = _broken(exchange, error)
+        _record_stream(exchange, refusal.kind.status, refusal.code, stream)
+        if not isinstance(error, ClientLeft) and not exchange.sending:
+            event = openai.error_event(refusal, mid_event=stream.mid_event)
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+        raise
+    rest = stream.flush()
+    _record_stream(exchange, status, "", stream)
+    await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _next(exchange: Exchange, connection: Connection) -> bool:
+    exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+    return await connection.more()
+
+
+async def _send(exchange: Exchange, data: bytes) -> None:
+    """Waits while the client does not take what it was sent, as long as engines may be silent."""
+    exchange.sending = True
+    await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
+    exchange.sending = False
+
+
+def _record_stream(exchange: Exchange, status: int, code: str, stream: Stream) -> None:
+    if exchange.recorded:
+        return
+    known = accounting.of_tail(stream.tail)
+    if exchange.path == "/v1/messages":
+        known = accounting.merge(accounting.of_tail(stream.head), known)
+    tokens = _usage(exchange, known, 0, stream.events, streamed=True) if status < 400 or stream.events else None
+    exchange.record(status, code, tokens, streamed=True)
+
+
+def _usage(exchange: Exchange, known: Tokens | None, size: int, events: int, *, streamed: bool) -> Tokens:
+    return accounting.completed(
+        known, prompt_bytes=len(exchange.body), events=events, answer_bytes=size, streamed=streamed
+    )
+
+
+def _broken(exchange: Exchange, error: BaseException) -> Refusal:
+    if isinstance(error, asyncio.CancelledError) and not exchange.sending:
+        return openai.stopping()
+    if isinstance(error, ClientLeft | asyncio.CancelledError):
+        return Refusal("client_left", "The client left.")
+    if isinstance(error, Silent):
+        return Refusal("engine_silent", "The engine fell silent in the middle of its answer. Try again.")
+    return Refusal("engine_failed", f"The engine broke off in the middle of its answer: {error}. Try again.")
+
+
+def _as_error(body: bytes, status: int, headers: Headers) -> tuple[bytes, Headers]:
+    """An engine's own refusal passes as it is when it has OpenAI's shape, and in that shape when it has not."""
+    if openai.is_error(body):
+        return body, headers
+    wrapped = openai.engine_refusal(body, status)
+    return wrapped, [pair for pair in headers if pair[0] not in (b"content-type", b"content-encoding")] + [answers.JSON]

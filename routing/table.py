@@ -1,0 +1,211 @@
+"""What one gateway knows: keys, catalog and endpoints as one snapshot that is replaced as a whole.
+
+Only load and health change in place, in `Target`, which outlives the snapshots that name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import msgspec
+
+from catalog import spec
+from nodes.engine_keys import engine_key
+from nodes.state import Endpoint
+from routing import ejection, mappings
+from routing.openai import Refusal
+from tenants.keys import Grant
+
+ON_THE_WAY = ("fetching", "installing", "starting", "loading", "ready")
+LOADING_RETRY_S = 5
+DOWN_RETRY_S = 5
+NOWHERE_RETRY_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the store says, read after `revision` was."""
+
+    revision: int
+    grants: tuple[Grant, ...]
+    models: tuple[spec.Model, ...]
+    endpoints: tuple[Endpoint, ...]
+    engine_secret: bytes
+
+
+class Target:
+    """A place to send requests to: a ready replica's leader, with what is known of its load and health."""
+
+    __slots__ = (
+        "answer_headers",
+        "authorization",
+        "engine",
+        "health",
+        "host",
+        "in_flight",
+        "kv_used",
+        "model",
+        "node",
+        "port",
+        "replica",
+        "request_head",
+        "running",
+        "scraped_at",
+        "scrapes",
+        "sent",
+        "sent_before",
+        "waiting",
+        "weight",
+    )
+
+    def __init__(self, endpoint: Endpoint, key: str) -> None:
+        assert endpoint.port is not None, "only usable endpoints become targets"
+        self.replica, self.node, self.model = endpoint.replica, endpoint.node, endpoint.model
+        self.engine, self.host, self.port = endpoint.engine, endpoint.host, endpoint.port
+        self.weight = endpoint.slots
+        self.running: int | None = None
+        self.waiting: int | None = None
+        self.kv_used: float | None = None
+        self.scraped_at: float | None = None
+        self.in_flight = self.sent = self.sent_before = self.scrapes = 0
+        self.health = ejection.WELL
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.authorization = f"Authorization: Bearer {key}\r\n".encode()
+        self.request_head = f" HTTP/1.1\r\nHost: {host}:{self.port}\r\n".encode() + self.authorization
+        self.answer_headers: tuple[tuple[bytes, bytes], ...] = (
+            (b"x-llmgw-model", header_text(self.model)),
+            (b"x-llmgw-replica", header_text(self.replica)),
+        )
+
+    @property
+    def address(self) -> tuple[str, str, int]:
+        return self.replica, self.host, self.port
+
+    def begin(self) -> int:
+        """Count a request that is sent now; returns the mark that `end` wants back."""
+        self.in_flight += 1
+        self.sent += 1
+        return self.scrapes
+
+    def end(self, mark: int) -> None:
+        self.in_flight -= 1
+        if mark == self.scrapes:
+            self.sent -= 1
+
+    def scraping(self) -> None:
+        """What is sent from now on is not in the figures that come."""
+        self.scrapes += 1
+        self.sent_before, self.sent = self.sent, 0
+
+    def scraped(self, load: mappings.Load, now: float | None) -> None:
+        """`now` None: the scrape failed, so the load is unknown."""
+        self.running, self.waiting, self.kv_used = load.running, load.waiting, load.kv_used
+        self.scraped_at, self.sent_before = now, 0
+
+
+def header_text(name: str) -> bytes:
+    """A name as it can stand in a header: anything but plain ASCII percent-encoded."""
+    return quote(name, safe="/:@+,;=()[]{}<>!#$&'*?^`|~ ").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model, where it is served now, and what is on its way."""
+
+    name: str
+    name_json: bytes
+    targets: tuple[Target, ...]
+    states: tuple[str, ...]
+    """Of replicas that are wanted and not usable yet."""
+    started_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    revision: int
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+    """By SHA-256 of the key."""
+    names: Mapping[str, Served] = field(default_factory=dict)
+    """Models by name and by alias."""
+    targets: tuple[Target, ...] = ()
+
+    def visible(self, grant: Grant) -> Iterable[str]:
+        return (name for name, served in self.names.items() if grant.allows(served.name))
+
+
+EMPTY = Table(revision=-1)
+
+
+def build(contents: Contents, previous: Table) -> Table:
+    """The next snapshot. Endpoints that stay where they are keep their load and health."""
+    known = {target.address: target for target in previous.targets}
+    targets: dict[str, list[Target]] = {}
+    states: dict[str, list[str]] = {}
+    every: list[Target] = []
+    for endpoint in contents.endpoints:
+        if endpoint.usable and endpoint.host and endpoint.port is not None:
+            target = known.get((endpoint.replica, endpoint.host, endpoint.port))
+            if target is None or target.engine != endpoint.engine or target.model != endpoint.model:
+                target = Target(endpoint, engine_key(contents.engine_secret, endpoint.replica))
+            target.weight = endpoint.slots
+            targets.setdefault(endpoint.model, []).append(target)
+            every.append(target)
+        elif not endpoint.draining and not endpoint.lost:
+            states.setdefault(endpoint.model, []).append(endpoint.state)
+    names: dict[str, Served] = {}
+    for model in contents.models:
+        served = Served(
+            name=model.name,
+            name_json=msgspec.json.encode(model.name),
+            targets=tuple(targets.get(model.name, ())),
+            states=tuple(states.get(model.name, ())),
+        )
+        names[model.name] = served
+        for alias in model.aliases:
+            names.setdefault(alias, served)
+    return Table(
+        revision=contents.revision,
+        grants={grant.digest: grant for grant in contents.grants},
+        names=names,
+        targets=tuple(every),
+    )
+
+
+def candidates(served: Served, tried: Iterable[Target], now: float) -> list[Target]:
+    """Targets that may get the request now, without those it failed on. Softly ejected ones only when none else can."""
+    targets = served.targets
+    left = [target for target in targets if target not in tried] if tried else list(targets)
+    well = [target for target in left if target.health.until is None or ejection.may_try(target.health, now)]
+    return well or [target for target in left if target.health.soft]
+
+
+def nowhere(served: Served, now: float) -> Refusal:
+    """Why a published model cannot be served now, and when to ask again."""
+    name = served.name
+    if served.targets:
+        until = min(target.health.until or now for target in served.targets)
+        return Refusal(
+            "engine_down",
+            f"The engine of model {name} does not answer and is left alone for a moment. Try again shortly.",
+            retry_after_s=max(1.0, until - now),
+        )
+    if any(state in ON_THE_WAY for state in served.states):
+        stage = next(state for state in served.states if state in ON_THE_WAY)
+        return Refusal(
+            "model_loading",
+            f"Model {name} is loading ({stage}). Try again in {LOADING_RETRY_S} s.",
+            retry_after_s=LOADING_RETRY_S,
+        )
+    if served.states:
+        return Refusal(
+            "engine_down",
+            f"The engine of model {name} failed and is being started again. Try again in {DOWN_RETRY_S} s.",
+            retry_after_s=DOWN_RETRY_S,
+        )
+    return Refusal(
+        "no_endpoint",
+        f"No replica serves model {name} and none is on its way. Ask an operator to start one.",
+        retry_after_s=NOWHERE_RETRY_S,
+    )

@@ -1,0 +1,206 @@
+"""A gateway over a real port, with a store in memory: what the tests of this room stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from django.db import OperationalError
+
+from catalog import spec
+from llmgw.config import Gateway as GatewaySettings
+from llmgw.config import Settings, Usage
+from nodes.engine_keys import engine_key
+from nodes.state import Endpoint
+from routing.asgi import Gateway
+from routing.journal import Record
+from routing.store import LoadRow
+from routing.table import Contents
+from tenants.keys import Grant, digest
+
+SECRET = b"s" * 32
+KEY = "sk-test" + "k" * 40
+
+
+def grant(key: str = KEY, **changes: Any) -> Grant:
+    made = Grant(
+        digest=digest(key), key_id=1, prefix=key[:7], project_id=1, user_id=None, models=None, expires_at=None
+    )
+    return replace(made, **changes)
+
+
+def endpoint(port: int | None, replica: str = "m-1", model: str = "m", **changes: Any) -> Endpoint:
+    made = Endpoint(
+        replica=replica,
+        node="node-1",
+        model=model,
+        profile="cpu",
+        engine="llamacpp",
+        host="127.0.0.1",
+        port=port,
+        slots=4,
+        state="ready",
+        draining=False,
+        lost=False,
+    )
+    return replace(made, **changes)
+
+
+@dataclass
+class MemoryStore:
+    """The store seam without a database. `away` makes every call fail as a lost database does."""
+
+    now: Contents
+    usage: dict[str, Record] = field(default_factory=dict)
+    loads: dict[str, LoadRow] = field(default_factory=dict)
+    key_use: dict[int, float] = field(default_factory=dict)
+    away: bool = False
+
+    def _reach(self) -> None:
+        if self.away:
+            raise OperationalError("connection refused")
+
+    def revision(self) -> int:
+        self._reach()
+        return self.now.revision
+
+    def contents(self) -> Contents:
+        self._reach()
+        return self.now
+
+    def save_usage(self, records: Sequence[Record]) -> None:
+        self._reach()
+        for record in records:
+            self.usage.setdefault(record.request_id, record)
+
+    def save_key_use(self, used: dict[int, float]) -> None:
+        self._reach()
+        self.key_use.update(used)
+
+    def save_loads(self, gateway: str, rows: Sequence[LoadRow]) -> None:
+        self._reach()
+        self.loads.update((row.replica, row) for row in rows)
+
+    def forget_loads(self, gateway: str) -> None:
+        self._reach()
+        self.loads.clear()
+
+    def close(self) -> None:
+        pass
+
+    def change(self, **changes: Any) -> None:
+        self.now = replace(self.now, revision=self.now.revision + 1, **changes)
+
+
+def contents(
+    *endpoints: Endpoint, models: Sequence[spec.Model] = (), grants: Sequence[Grant] | None = None
+) -> Contents:
+    published = tuple(models) or tuple(spec.Model(name=name) for name in dict.fromkeys(e.model for e in endpoints))
+    return Contents(
+        revision=1,
+        grants=(grant(),) if grants is None else tuple(grants),
+        models=published or (spec.Model(name="m"),),
+        endpoints=endpoints,
+        engine_secret=SECRET,
+    )
+
+
+def key_of(replica: str) -> str:
+    return engine_key(SECRET, replica)
+
+
+@dataclass
+class Running:
+    gateway: Gateway
+    store: MemoryStore
+    port: int
+    http: httpx.AsyncClient
+    server: uvicorn.Server
+
+    async def chat(self, body: dict[str, Any] | bytes | None = None, *, key: str = KEY, **changes: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps({**CHAT, **(body or {})}).encode()
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json", **changes.pop("headers", {})}
+        path = changes.pop("path", "/v1/chat/completions")
+        return await self.http.post(path, content=content, headers=headers, **changes)
+
+    async def raw(self, data: bytes, *, until: bytes | None = None, timeout_s: float = 5) -> bytes:
+        """Send bytes on a socket of its own; what comes back until `until`, or until the gateway closes it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            got = b""
+            async with asyncio.timeout(timeout_s):
+                while until is None or until not in got:
+                    data = await reader.read(65536)
+                    if not data:
+                        break
+                    got += data
+            return got
+        finally:
+            writer.close()
+
+    async def records(self, count: int = 1) -> list[Record]:
+        """What the store has once `count` requests are in it."""
+        async with asyncio.timeout(5):
+            while len(self.store.usage) < count:
+                await asyncio.sleep(0.02)
+        return list(self.store.usage.values())
+
+    async def quiet(self) -> None:
+        """Until no request is under way any more."""
+        async with asyncio.timeout(5):
+            while self.gateway.plane.active:
+                await asyncio.sleep(0.02)
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def raw_chat(body: bytes, *, key: str = KEY, extra: bytes = b"", path: bytes = b"/v1/chat/completions") -> bytes:
+    return (
+        b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n%b\r\n"
+        % (path, key.encode(), len(body), extra)
+    ) + body
+
+
+@asynccontextmanager
+async def running(
+    data_dir: Path, store: MemoryStore | Contents, *, roles: frozenset[str] = frozenset({"gateway"}), **changes: Any
+) -> AsyncIterator[Running]:
+    settings = Settings(
+        data_dir=data_dir,
+        usage=Usage(flush_s=0.05),
+        gateway=GatewaySettings(**{"poll_s": 0.05, "scrape_s": 0.2, **changes}),
+    )
+    store = MemoryStore(store) if isinstance(store, Contents) else store
+    gateway = Gateway(settings=settings, store=store, roles=roles)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await gateway.lifespan(scope, receive, send)
+        else:
+            await gateway(scope, receive, send)
+
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=0, http="httptools", ws="none", log_config=None, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not task.done(), "the server ended while it started"
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
+            yield Running(gateway, store, port, http, server)
+    finally:
+        server.should_exit = True
+        await task
