@@ -116,9 +116,10 @@ def _usable(read: Read) -> Read:
 # --- models ----------------------------------------------------------------------------------------------------------
 class Models(OperatorView):
     @extend_schema(
+        operation_id="v1_models_list",
         responses={
             (200, "application/json"): {"type": "object", "properties": {"results": {"type": "array", "items": _MODEL}}}
-        }
+        },
     )
     def get(self, request: Request) -> Response:
         """Every model, in its order of declaration."""

@@ -179,9 +179,16 @@ def _summary_schema() -> dict[str, Any]:
     (top,), shapes = msgspec.json.schema_components((Summary,), ref_template="{name}")
 
     def unfold(part: Any) -> Any:
-        if isinstance(part, dict):
-            return unfold(shapes[part["$ref"]]) if "$ref" in part else {key: unfold(held) for key, held in part.items()}
-        return [unfold(each) for each in part] if isinstance(part, list) else part
+        if isinstance(part, list):
+            return [unfold(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return unfold(shapes[part["$ref"]])
+        known = [each for each in part.get("anyOf", ()) if each != {"type": "null"}]
+        if len(known) == 1:  # OpenAPI 3.0 knows no type null
+            return {**unfold(known[0]), "nullable": True}
+        return {key: unfold(held) for key, held in part.items()}
 
     whole: dict[str, Any] = unfold(top)
     return whole
