@@ -177,7 +177,7 @@ def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
     node = Node.objects.select_for_update().get(pk=node.pk)
     if node.state not in (NodeState.LOST, NodeState.JOINING) and not force:
         raise NodeInUse(f"node {node.name} is {node.state}; drain it and stop its agent first, or force its removal")
-    node.delete()
+    Node.objects.filter(pk=node.pk).delete()
     audit.record(actor, "remove node", node.name, before={"state": node.state})
     timeline.note("remove node", f"node {node.name} was removed by {actor.name}", at=timezone.now(), node=node.name)
     doorbell.table_changed()

@@ -25,9 +25,12 @@ __all__ = ["apply", "poke", "run_pass"]
 log = logging.getLogger(__name__)
 
 
-def run_pass(now: datetime, *, held: lease.Held | None = None) -> bool:
-    """Whether anything was done, so that another pass should follow. `held`: the lease that it is done under."""
-    cluster = snapshot.take(now, since=held.since if held else None)
+def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime | None = None) -> bool:
+    """Whether anything was done, so that another pass should follow.
+
+    `held`: the lease that it is done under, none where nobody else could act. `since`: when the lead was taken.
+    """
+    cluster = snapshot.take(now, since=held.since if held else since)
     plan = reconcile.plan(cluster, now)
     changed_reasons = _changed(plan, cluster)
     if not plan.actions and not changed_reasons:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from celery import current_app
 from django.conf import settings
 from django.db import transaction
+from django.utils.module_loading import import_string
 from kombu.exceptions import ChannelError, OperationalError
 
 log = logging.getLogger(__name__)
 
 RECONCILE = "nodes.tasks.reconcile"
+APP = "llmgw.celery.app"
+"""By name: every process may poke, and only few have reason to load Celery before they do."""
 
 
 def poke() -> None:
@@ -22,6 +24,6 @@ def poke() -> None:
 def _enqueue() -> None:
     period_s = settings.LLMGW.nodes.reconcile_s
     try:
-        current_app.send_task(RECONCILE, expires=period_s, ignore_result=True, retry=False)
+        import_string(APP).send_task(RECONCILE, expires=period_s, ignore_result=True, retry=False)
     except (OperationalError, ChannelError, OSError) as error:
         log.warning("The queue does not take a pass (%s); the next one runs within %g s", error, period_s)

@@ -247,6 +247,7 @@ def _demand(model: spec.Model, live: Sequence[Replica], view: View) -> Demand:
     ready = [replica for replica in staying if replica.state == "ready"]
     keep = min(max(lower, len(leaving)), upper)
     count = len(staying) + len(leaving)
+    settled = len(ready) == len(staying)
     wants_one = False
     if not leaving:
         surplus = sorted(staying, key=_least_missed)[: max(0, len(staying) - upper)]
@@ -255,8 +256,8 @@ def _demand(model: spec.Model, live: Sequence[Replica], view: View) -> Demand:
     elif len(ready) + len(leaving) > keep:
         actions.append(_retire(leaving[0], why[leaving[0].name]))
     else:
-        wants_one = count <= keep  # else its replacement is on the way
-    return Demand(model, count, count < lower, wants_one, tuple(actions), tuple(leaving))
+        wants_one = count < lower or settled  # else a replacement is on the way
+    return Demand(model, count, count < lower, wants_one, tuple(actions), tuple(leaving) if settled else ())
 
 
 def _bounds(model: spec.Model, view: View) -> tuple[int, int]:
