@@ -8,6 +8,7 @@ from nodes import views
 
 urlpatterns = [
     path("dashboard/", views.dashboard, name="dashboard"),
+    path("add-node/", views.node_make, name="node-make"),
     path("nodes/", views.node_list, name="node-list"),
     path("nodes/<str:name>/", views.node_detail, name="node-detail"),
     path("models/", views.model_list, name="model-list"),

@@ -7,14 +7,18 @@ from typing import TypeVar
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from catalog.models import Model
+from nodes import actions
+from nodes.forms import NodeForm
 from nodes.models import Event, Node, Replica
 from nodes.snapshot import current_summary
 from nodes.summary import ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
+from tenants.audit import Actor
 from tenants.models import Usage
 
 ROWS = 200
@@ -47,6 +51,17 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 def node_list(request: HttpRequest) -> HttpResponse:
     summary = current_summary()
     return _page_or_fragment(request, "node_list", _listed(request, summary.nodes))
+
+
+@never_cache
+@operators
+def node_make(request: HttpRequest) -> HttpResponse:
+    """The answer to the form is the only place where the join token is ever shown."""
+    form = NodeForm(request.POST if request.method == "POST" else None)
+    if not form.is_valid():
+        return render(request, "nodes/node_make.html", {"form": form})
+    node, token = actions.make_node(name=form.cleaned_data["name"], actor=Actor.of(request))
+    return render(request, "nodes/node_made.html", {"node": node, "token": token})
 
 
 @require_safe

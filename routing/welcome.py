@@ -75,14 +75,14 @@ def steps(user: User) -> tuple[Step, ...]:
     called = Usage.objects.visible_to(user).filter(status__lt=FAILED_FROM).exists()
     own = (
         Step(made_key, "Make a key", "Programs sign in with it.", "key-make", "New key"),
-        Step(called, "Make the first call", "Copy the request below.", "request-list", "Requests"),
+        Step(called, "Make the first call", "Copy the request on this page.", "request-list", "Requests"),
     )
     if not user.is_operator:
         return own
     connected = Node.objects.filter(state=NodeState.READY).exists()
     published = Model.objects.exclude(scaling_max=0, external=None).exists()
     return (
-        Step(connected, "Connect a node", "A machine whose agent reports here.", "node-list", "Nodes"),
+        Step(connected, "Connect a node", "A machine whose agent reports here.", "node-make", "Add a node"),
         Step(published, "Publish a model", "A catalog entry that may run.", "model-list", "Models"),
         *own,
     )

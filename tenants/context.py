@@ -28,7 +28,7 @@ class Group:
 HOME = (("Home", "home", ("home",)),)
 CLUSTER = (
     ("Dashboard", "dashboard", ("dashboard",)),
-    ("Nodes", "node-list", ("node-list", "node-detail")),
+    ("Nodes", "node-list", ("node-list", "node-detail", "node-make")),
     ("Models", "model-list", ("model-list", "model-detail")),
     ("Replicas", "replica-list", ("replica-list", "replica-detail")),
     ("Admin", "admin:index", ()),

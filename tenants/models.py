@@ -179,6 +179,9 @@ class ApiToken(models.Model):
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
 
+    class Meta:
+        verbose_name = "API token"
+
     def __str__(self) -> str:
         return f"{self.prefix}… {self.name}"
 
@@ -268,6 +271,7 @@ class SignInAttempt(models.Model):
     who = models.CharField(max_length=64)
 
     class Meta:
+        verbose_name = "sign-in attempt"
         indexes = [models.Index(fields=["who", "address"], name="sign_in_attempt_who_address")]
 
     def __str__(self) -> str:

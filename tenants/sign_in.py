@@ -32,6 +32,17 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 _HALF_WAY = "half_way"
 _MAY_SET_PASSWORD = "may_set_password_until"  # noqa: S105 (a session entry's name)
 
+# Chrome calls itself Safari and Edge calls itself both, so the order matters.
+_BROWSERS = (("Firefox/", "Firefox"), ("Edg/", "Edge"), ("Chrome/", "Chrome"), ("Safari/", "Safari"), ("curl/", "curl"))
+_SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Windows", "Windows"),
+    ("Mac OS X", "macOS"),
+    ("Linux", "Linux"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
@@ -160,9 +171,16 @@ def remember(request: HttpRequest, user: User) -> None:
         defaults={
             "user": user,
             "address": request.META.get("REMOTE_ADDR", "")[:45],
-            "browser": request.headers.get("User-Agent", "")[:200],
+            "browser": browser_name(request.headers.get("User-Agent", "")),
         },
     )
+
+
+def browser_name(agent: str) -> str:
+    """A User-Agent in two words, such as "Firefox on Linux"; its beginning when it is none that we know."""
+    name = next((word for mark, word in _BROWSERS if mark in agent), "")
+    system = next((word for mark, word in _SYSTEMS if mark in agent), "")
+    return f"{name} on {system}" if name and system else name or agent[:60]
 
 
 def sessions(user: User) -> tuple[SignedIn, ...]:

@@ -20,6 +20,8 @@ COUNTED = 1_000
 class OperatorsSite(UnfoldAdminSite):
     """Entered through the product's own sign-in; leads an operator without a second factor to enrol one."""
 
+    index_title = "Capacity"
+
     def has_permission(self, request: HttpRequest) -> bool:
         user = request.user
         return bool(user.is_active and user.is_superuser and user.is_verified())  # type: ignore[union-attr, attr-defined]

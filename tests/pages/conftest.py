@@ -1,0 +1,69 @@
+"""A real Chromium on the live server, people to be, and rows to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from pytest_django.live_server_helper import LiveServer
+
+CHROMIUM = "/usr/bin/chromium"
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+SHOTS = Path(__file__).parent / "shots"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    # Playwright's loop runs in this thread, which Django takes for asynchronous code that must not touch the database.
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield chromium
+        chromium.close()
+    del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
+    """A page of a fresh profile; the test fails on any script error and on any request that leaves this server."""
+    context = browser.new_context(base_url=live_server.url, viewport={"width": 1440, "height": 1000})
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
+    page.on("console", lambda line: wrong.append(line.text) if "Content Security Policy" in line.text else None)
+    page.on(
+        "request",
+        lambda sent: None if sent.url.startswith((live_server.url, "data:")) else wrong.append(f"outside: {sent.url}"),
+    )
+    yield page
+    context.close()
+    assert not wrong
+
+
+def shoot(page: Page, name: str) -> None:
+    """Screenshots at two widths in both themes, to be looked at."""
+    SHOTS.mkdir(exist_ok=True)
+    for width, height in ((1440, 1000), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            page.screenshot(path=SHOTS / f"{name}-{width}-{theme}.png", full_page=True)
+    page.set_viewport_size({"width": 1440, "height": 1000})
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing makes the page scroll sideways."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
