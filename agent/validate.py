@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent import builds, sources
 from agent.engines import ENGINES
+from agent.engines.base import Engine
 from agent.host import Host
 from agent.protocol import ShardSpec
 
 GGUF_MAGIC = b"GGUF"
 
 
-def refusal(spec: ShardSpec, host: Host, *, has_binary: bool = False) -> str | None:
+def refusal(
+    spec: ShardSpec, host: Host, *, has_binary: bool = False, engines: Mapping[str, Engine] = ENGINES
+) -> str | None:
     """Why `spec` is refused, naming the field; None when it may go on. `has_binary`: the operator named a server."""
-    engine = ENGINES.get(spec.engine)
+    engine = engines.get(spec.engine)
     if engine is None:
-        return f"engine: {spec.engine!r} is not one that this agent runs. It knows {', '.join(sorted(ENGINES))}."
+        return f"engine: {spec.engine!r} is not one that this agent runs. It knows {', '.join(sorted(engines))}."
     for field, value in (("tp", spec.tp), ("pp", spec.pp), ("nodes", spec.nodes), ("slots", spec.slots)):
         if value < 1:
             return f"{field}: {value} is not at least 1."
