@@ -182,7 +182,7 @@ def step(shard: Shard, event: Event, now: float) -> Step:
             return _move(replace(shard, progress=None, deadline=late), "starting", now, Effect.LAUNCH)
         case Launched(pid, port) if shard.state == "starting":
             return replace(shard, pid=pid, port=port, probe_at=now), (Effect.PUBLISH,)
-        case Fetched() | Installed() | Launched():  # late news of a step that is over
+        case _:  # late news of a step that is over
             return shard, ()
 
 

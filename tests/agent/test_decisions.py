@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,20 +38,22 @@ def test_llamacpp_is_started_with_everything_said() -> None:
 
 
 def test_llamacpp_leaves_to_the_profile_what_the_profile_names() -> None:
-    args = (
-        "-c",
-        "512",
-        "-np",
-        "1",
-        "--threads=2",
-        "-ngl",
-        "20",
-        "-cram",
-        "0",
-        "--metrics",
-        "--embeddings",
-        "--pooling",
-        "mean",
+    args = tuple(
+        [
+            "-c",
+            "512",
+            "-np",
+            "1",
+            "--threads=2",
+            "-ngl",
+            "20",
+            "-cram",
+            "0",
+            "--metrics",
+            "--embeddings",
+            "--pooling",
+            "mean",
+        ]
     )
     keyless = Launch(LAUNCH.build, weights="/m/a.gguf", port=21007)
     (command,) = LlamaCpp().commands(spec("/m/a.gguf", args=args, gpus=("GPU-1",)), HOST, keyless)
@@ -161,8 +164,18 @@ def test_no_source_leads_out_of_the_store(name: str) -> None:
     ],
 )
 def test_a_refusal_names_the_field(changes: dict[str, object], field: str) -> None:
-    one = spec("/m/a.gguf", **changes) if "source" not in changes else spec(str(changes["source"]))
+    one = msgspec.structs.replace(spec("/m/a.gguf"), **changes)
     assert str(validate.refusal(one, HOST)).startswith(f"{field}: ")
+
+
+class Spanning(LlamaCpp):
+    name = "spanning"
+    multi_node = True
+
+
+def test_an_engine_that_spans_nodes_may_have_ranks() -> None:
+    two = spec("/m/a.gguf", engine="spanning", nodes=2, rank=1, tp=2)
+    assert validate.refusal(two, HOST, engines={"spanning": Spanning()}) is None
 
 
 def test_a_machine_without_a_build_refuses_unless_the_operator_named_a_binary() -> None:
@@ -180,11 +193,9 @@ def test_weights_must_be_a_gguf_file() -> None:
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------
-def _choose(
-    after: int | None, used: set[int], released: dict[int, float], free: set[int], now: float = 100.0
-) -> int | None:
+def _choose(after: int | None, used: set[int], released: dict[int, float], free: set[int]) -> int | None:
     return ports.choose(
-        10, 14, after=after, used=used, released_at=released, quarantine_s=60, now=now, is_free=free.__contains__
+        10, 14, after=after, used=used, released_at=released, quarantine_s=60, now=100.0, is_free=free.__contains__
     )
 
 
@@ -216,7 +227,12 @@ def test_a_port_is_never_one_in_use_or_quarantine_and_found_when_there_is_one(
 # --- backoff ---------------------------------------------------------------------------------------------------------
 def test_backoff_bounds_double_up_to_the_cap_and_start_anew_after_health() -> None:
     bounds: list[float] = []
-    backoff = Backoff(lambda low, high: bounds.append(high) or high, base_s=1, cap_s=10)
+
+    def longest(low: float, high: float) -> float:
+        bounds.append(high)
+        return high
+
+    backoff = Backoff(longest, base_s=1, cap_s=10)
     waits = [backoff.wait_s() for _ in range(6)]
     assert waits == bounds == [1, 2, 4, 8, 10, 10]
     backoff.healthy()
@@ -243,7 +259,12 @@ def test_300_agents_do_not_come_back_in_lockstep() -> None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 def test_a_command_is_carried_out_once_and_answered_the_same_every_time() -> None:
     done: list[Command] = []
-    answers = Answers(lambda command: done.append(command) or ("no" if command.id == 2 else ""))
+
+    def carry_out(command: Command) -> str:
+        done.append(command)
+        return "no" if command.id == 2 else ""
+
+    answers = Answers(carry_out)
     first = Command(id=1, body=StopShard(replica="a"))
     assert answers.answer(first) == answers.answer(first)
     assert answers.answer(first).ok
@@ -257,7 +278,12 @@ def test_a_command_is_carried_out_once_and_answered_the_same_every_time() -> Non
 
 def test_answers_are_remembered_in_bounds() -> None:
     done: list[int] = []
-    answers = Answers(lambda command: done.append(command.id) or "")
+
+    def carry_out(command: Command) -> str:
+        done.append(command.id)
+        return ""
+
+    answers = Answers(carry_out)
     for number in range(REMEMBERED + 1):
         answers.answer(Command(id=number, body=StopShard(replica="a")))
     answers.answer(Command(id=0, body=StopShard(replica="a")))

@@ -35,7 +35,8 @@ SPEC = spec("/m.gguf", startup_timeout_s=10)
 
 def after(*events: Event, at: float = 0.0) -> tuple[Shard, tuple[Effect, ...]]:
     """A fresh shard after these events, with the last one's effects."""
-    shard, effects = Shard(SPEC), ()
+    shard = Shard(SPEC)
+    effects: tuple[Effect, ...] = ()
     for event in events:
         shard, effects = step(shard, event, at)
     return shard, effects
@@ -173,9 +174,8 @@ def test_whatever_happens_a_shard_ends_once_and_gives_everything_back_once(scrip
         # Every transition is said (ND-2).
         assert (before.state == shard.state) or Effect.PUBLISH in effects
         # Nothing is launched for a shard that is to end.
-        assert not (
-            {Effect.LAUNCH, Effect.FETCH, Effect.INSTALL, Effect.PROBE} & set(effects) and before.state == "stopping"
-        )
+        begins = {Effect.LAUNCH, Effect.FETCH, Effect.INSTALL, Effect.PROBE} & set(effects)
+        assert not (begins and before.state == "stopping")
         released += effects.count(Effect.RELEASE)
         said.append((shard.state, shard.reason))
     assert shard.state in ENDED
