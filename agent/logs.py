@@ -1,42 +1,63 @@
-"""The agent's log: one line an event, for people or as JSON, without secrets."""
+"""Logs: a short readable line for people or one JSON object a line, with ids from the context and secrets cut out.
+
+Server and agent write alike; this stands on the agent's side because the server may import the agent's words.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
+import os
 import re
 import sys
 import time
+from collections.abc import Iterable
+from typing import Any
 
-_SECRETS = re.compile(r"(?<=Bearer )\S+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|\b(?:sk|at|nt)-[A-Za-z0-9_-]{20,}")
+SECRETS = re.compile(r"\b(sk|at|nt)-[A-Za-z0-9_-]{20,}|(?<=Bearer )\S+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+PROCESS = os.environ.get("LLMGW_PROCESS", "llmgw")
+"""Which part of the product writes, so that the parts of one `llmgw up` can be told apart."""
+CHATTY = ("asyncio", "httpcore", "httpx", "websockets")
+context: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("log_context", default={})  # noqa: B039
+"""Ids (request, replica, node) that every line written meanwhile carries."""
 
 
-class _Line(logging.Formatter):
+def redact(text: str) -> str:
+    """`text` with keys, tokens and URL credentials cut to what may be seen of them."""
+    return SECRETS.sub(lambda found: f"{found.group(0)[:7]}…" if found.group(1) else "…", text)
+
+
+class ConsoleLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        ids = "".join(f" {name}={value}" for name, value in context.get().items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return _SECRETS.sub("…", f"{clock} {level}{super().format(record)}")
+        return redact(f"{clock} {PROCESS:7} {level}{text}{ids}")
 
 
-class _Json(logging.Formatter):
+class JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "at": round(record.created, 3),
             "level": record.levelname.lower(),
+            "process": PROCESS,
             "logger": record.name,
             "message": record.getMessage(),
+            **context.get(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _SECRETS.sub("…", json.dumps(line, ensure_ascii=False))
+        return redact(json.dumps(line, ensure_ascii=False, default=str))
 
 
-def configure(form: str, level: str) -> None:
-    """Set up the root logger; `form` is console or json."""
+def configure(form: str, level: str, *, chatty: Iterable[str] = CHATTY) -> None:
+    """Set up the root logger. `form`: console or json; `chatty` loggers are heard from warnings on."""
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(_Json() if form == "json" else _Line("%(message)s"))
+    lines.setFormatter(JsonLine() if form == "json" else ConsoleLine("%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(level.upper())
-    for chatty in ("httpx", "httpcore", "asyncio", "websockets"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for name in chatty:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from agent.errors import ConfigError
+
+__all__ = ["ConfigError", "load"]
 Tree = TypeVar("Tree", bound=BaseModel)
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used. `str()` is the whole sentence: what, where, and what to do."""
 
 
 def load(tree: type[Tree], path: Path | None, *, env_prefix: str, environ: Mapping[str, str] | None = None) -> Tree:

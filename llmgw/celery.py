@@ -22,7 +22,7 @@ def _broker() -> dict[str, object]:
     for name in ("messages", "control"):
         (_queue / name).mkdir(parents=True, exist_ok=True)
     return {
-        "broker_url": "filesystem://",
+        "broker_url": "filesystem://localhost/",
         "broker_transport_options": {
             "data_folder_in": str(_queue / "messages"),
             "data_folder_out": str(_queue / "messages"),

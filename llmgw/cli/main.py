@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from agent.errors import ConfigError
 from llmgw.cli import ctl
 from llmgw.cli.why import why
 
@@ -16,6 +17,7 @@ app = typer.Typer(
     help="Turns your own machines into one private LLM service.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich would cost every help page a fifth of a second
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 server = typer.Typer(help="Run the control plane's processes one by one.", no_args_is_help=True)
@@ -104,8 +106,6 @@ def version() -> None:
 
 def main() -> None:
     """Entry point. A person's mistake ends in one sentence and exit code 2, never in a traceback."""
-    from agent.yaml_settings import ConfigError
-
     try:
         app()
     except ConfigError as error:

@@ -1,67 +1,18 @@
-"""Logs: a short readable line for people or one JSON object a line, with ids from the context and secrets cut out."""
+"""The server's side of agent.logs: Django calls `configure` with the settings, and noisy libraries are kept quiet."""
 
 from __future__ import annotations
 
-import contextvars
-import json
 import logging
-import os
-import re
-import sys
-import time
-from typing import Any
 
-SECRETS = re.compile(r"\b(sk|at|nt)-[A-Za-z0-9_-]{20,}|(?<=Bearer )\S+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-PROCESS = os.environ.get("LLMGW_PROCESS", "llmgw")
-"""Which part of the product writes, so that the parts of one `llmgw up` can be told apart."""
-context: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("log_context", default={})  # noqa: B039
-"""Ids (request, replica, node) that every line written meanwhile carries."""
+from agent import logs
+from agent.logs import context, redact
 
-
-def redact(text: str) -> str:
-    """`text` with keys, tokens and URL credentials cut to what may be seen of them."""
-    return SECRETS.sub(lambda found: f"{found.group(0)[:7]}…" if found.group(1) else "…", text)
-
-
-class ConsoleLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        ids = "".join(f" {name}={value}" for name, value in context.get().items())
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return redact(f"{clock} {PROCESS:7} {level}{text}{ids}")
-
-
-class JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "at": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **context.get(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return redact(json.dumps(line, ensure_ascii=False, default=str))
+__all__ = ["configure", "context", "redact"]
+CHATTY = (*logs.CHATTY, "celery", "daphne", "kombu", "uvicorn")
 
 
 def configure(options: dict[str, str]) -> None:
-    """Set up the root logger; `options` has `format` (console, json) and `level`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLine() if options["format"] == "json" else ConsoleLine("%(message)s"))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(options["level"].upper())
-    for chatty in (
-        "httpx",
-        "httpcore",
-        "asyncio",
-        "celery.beat",
-        "celery.app.trace",
-        "celery.worker.strategy",
-        "daphne",
-    ):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    """`options` has `format` (console, json) and `level`."""
+    logs.configure(options["format"], options["level"], chatty=CHATTY)
     # Uvicorn's access log would name every request; the gateway accounts for them itself.
     logging.getLogger("uvicorn.access").disabled = True

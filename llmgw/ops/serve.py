@@ -78,16 +78,22 @@ def _uvicorn(host: str, port: int, processes: int) -> int:
 
 
 def _celery(role: str) -> int:
+    import warnings
+
+    from celery.platforms import SecurityWarning
+
     from llmgw.celery import app
 
+    # Jobs are our own JSON messages, never pickles, so running as root adds nothing that root did not have.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     common = ["--loglevel", "WARNING"]
     if role == "beat":
-        app.start(["beat", *common])
+        app.start(["--quiet", "beat", *common])
     else:
         # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         extra = ["--beat"] if os.environ.get("LLMGW_WORKER_BEAT") == "1" else []
-        app.worker_main(["worker", "--pool", "threads", "--concurrency", "4", *quiet, *extra, *common])
+        app.worker_main(["--quiet", "worker", "--pool", "threads", "--concurrency", "4", *quiet, *extra, *common])
     return 0
 
 

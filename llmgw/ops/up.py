@@ -45,6 +45,8 @@ class Part:
     started_at: float = 0.0
     failures: int = 0
     next_start_at: float = 0.0
+    waits_for: Callable[[], bool] = field(default=lambda: True)
+    """Asked before its first start."""
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +72,7 @@ class Parts:
         now = time.monotonic()
         for part in self.all:
             if part.process is None:
-                if now >= part.next_start_at:
+                if now >= part.next_start_at and (part.failures or part.waits_for()):
                     self.start(part)
                     self.changed()
             elif part.process.poll() is not None:
@@ -120,18 +122,20 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
         prepare.write_ctl_file(settings.base_url)
         prepare.node_token(NODE)
         agent_file = _write_agent_file(settings)
-        parts = Parts(_parts(agent_file))
+        parts = Parts(_parts(agent_file, settings))
         return _run(settings, parts, first, bootstrap_file)
 
 
-def _parts(agent_file: Path) -> list[Part]:
+def _parts(agent_file: Path, settings: Settings) -> list[Part]:
     def part(name: str, *arguments: str, **extra: str) -> Part:
         return Part(name, [sys.executable, "-m", "llmgw", *arguments], {**os.environ, "LLMGW_PROCESS": name, **extra})
 
+    agent = part("agent", "agent", "--config", str(agent_file))
+    agent.waits_for = lambda: _answers(settings, "/health")
     return [
-        part("agent", "agent", "--config", str(agent_file)),
         part("serve", "server", "run", "serve"),
         part("worker", "server", "run", "worker", LLMGW_WORKER_BEAT="1"),
+        agent,
     ]
 
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from llmgw.core import logs
+from agent import logs
 from tenants.keys import new_secret
 
 
