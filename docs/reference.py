@@ -53,24 +53,23 @@ def _shown(value: object) -> str:
 
 def cli_page() -> str:
     import typer.main
-    from click import Command, Context, Group
 
     from llmgw.cli.main import app
 
     lines = ["# Command line\n", MADE + "Every command takes `--help`."]
 
-    def walk(command: Command, name: str) -> None:
-        context = Context(command, info_name=name)
+    def walk(command: Any, name: str) -> None:
+        context = command.context_class(command, info_name=name)
+        inner = getattr(command, "commands", {})
         usage = " ".join(command.collect_usage_pieces(context)).replace("[OPTIONS] ", "").replace("[OPTIONS]", "")
         lines.append(f"\n## `{name}{' ' + usage if usage else ''}`\n\n{(command.help or '').strip()}")
         options = [parameter.get_help_record(context) for parameter in command.params]
         rows = [record for record in options if record and record[0] not in ("--help", "-h, --help")]
-        if rows and not isinstance(command, Group):
+        if rows and not inner:
             lines.append("\n| option | meaning |\n|---|---|")
             lines.extend(f"| `{left.replace('|', chr(92) + '|')}` | {right} |" for left, right in rows)
-        if isinstance(command, Group):
-            for sub in sorted(command.commands):
-                walk(command.commands[sub], f"{name} {sub}")
+        for sub in sorted(inner):
+            walk(inner[sub], f"{name} {sub}")
 
     walk(typer.main.get_command(app), "llmgw")
     return "\n".join(lines) + "\n"
