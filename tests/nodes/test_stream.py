@@ -1,0 +1,296 @@
+"""The agents' stream over the real ASGI application: who gets in, what arrives, what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from channels.db import database_sync_to_async
+from channels.testing import WebsocketCommunicator
+
+from agent import protocol
+from llmgw.asgi import application
+from nodes import actions, commands, consumers
+from nodes.models import Command, Node, Replica
+from tenants.audit import SYSTEM
+from tests.factories import inventory
+from tests.nodes.fleets import NOW
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def in_db(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await database_sync_to_async(function)(*args, **kwargs)
+
+
+def stream(token: str | None) -> WebsocketCommunicator:
+    headers = [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
+    return WebsocketCommunicator(application, protocol.PATH, headers=headers)
+
+
+@asynccontextmanager
+async def connected(token: str | None) -> AsyncIterator[WebsocketCommunicator]:
+    link = stream(token)
+    accepted, _ = await link.connect(timeout=5)
+    assert accepted
+    try:
+        yield link
+    finally:
+        await link.disconnect(timeout=5)
+
+
+async def heard(link: WebsocketCommunicator) -> protocol.Down:
+    return protocol.decode_down(await link.receive_from(timeout=5))
+
+
+async def tell(link: WebsocketCommunicator, message: protocol.Up) -> None:
+    await link.send_to(text_data=protocol.encode(message).decode())
+
+
+async def refusal(link: WebsocketCommunicator) -> str:
+    message = await heard(link)
+    assert isinstance(message, protocol.Refused)
+    closed = await link.receive_output(timeout=5)
+    assert closed == {"type": "websocket.close", "code": consumers.REFUSED, "reason": None} or closed["code"] == 4001
+    return message.reason
+
+
+def a_register(node: str = "one", **fields: Any) -> protocol.Register:
+    return protocol.Register(
+        **{
+            "node": node,
+            "agent_version": "0.1",
+            "machine_id": "machine",
+            "address": "127.0.0.1",
+            "inventory": inventory(),
+            **fields,
+        }
+    )
+
+
+def full_register() -> protocol.Register:
+    """Every field of every part set to something of its own."""
+    spec = protocol.ShardSpec(
+        replica="r",
+        rank=0,
+        model="m",
+        profile="cpu",
+        profile_digest="d" * 64,
+        engine="llamacpp",
+        source="/x.gguf",
+        args=("--a",),
+        env={"A": "1"},
+        gpus=("GPU-1",),
+        cores=4,
+        slots=3,
+        tp=1,
+        pp=1,
+        nodes=1,
+        startup_timeout_s=77,
+    )
+    status = protocol.ShardState(
+        replica="r",
+        state="loading",
+        port=9001,
+        pid=77,
+        reason="so",
+        progress=protocol.Progress(note="half"),
+        adopted=True,
+    )
+    return a_register(
+        labels={"rack": "7"},
+        inventory=protocol.Inventory(
+            hostname="h",
+            os="Debian",
+            kernel="6.12",
+            cpu=protocol.Cpu(model="c", cores=8, numa_nodes=2),
+            memory_bytes=1,
+            disks=(protocol.Disk(path="/", total_bytes=2, free_bytes=1),),
+            gpus=(
+                protocol.Gpu(
+                    uuid="GPU-1", index=0, name="L4", gpu_class="l4-22g", memory_bytes=3, healthy=False, fault="ECC"
+                ),
+            ),
+            fabrics=("ib0",),
+            builds=(protocol.Build(engine="vllm", name="cu13", version="1", usable=False, reason="driver"),),
+            files=(protocol.File(path="/x.gguf", size_bytes=9),),
+            cut=("files",),
+        ),
+        shards=(protocol.Running(spec=spec, status=status),),
+    )
+
+
+@pytest.fixture
+def token() -> str:
+    return actions.make_node(name="one", actor=SYSTEM)[1]
+
+
+@pytest.mark.parametrize("wrong", [None, "", "nt-wrong"])
+async def test_a_wrong_token_is_refused_with_what_to_do(wrong: str | None) -> None:
+    async with connected(wrong) as link:
+        assert "the join token is not known here; make one with `llmgw node add`" in await refusal(link)
+        await tell(link, a_register())
+        assert await link.receive_nothing(timeout=0.1)
+
+
+async def test_a_register_through_the_wire_finds_every_field_again(token: str) -> None:
+    sent = full_register()
+    async with connected(token) as link:
+        await tell(link, sent)
+        assert await heard(link) == protocol.Welcome(node="one", heartbeat_s=5)
+        row = await Node.objects.aget(pk="one")
+        assert msgspec.convert(row.inventory, protocol.Inventory) == sent.inventory
+        assert (row.labels, row.machine_id, row.address) == ({"rack": "7"}, "machine", "127.0.0.1")
+        assert (row.agent_version, row.state) == ("0.1", "ready")
+        assert row.registered_at
+        replica = await Replica.objects.aget(pk="r")
+        [running] = sent.shards
+        spec = running.spec
+        assert (replica.model, replica.profile, replica.profile_digest) == (
+            spec.model,
+            spec.profile,
+            spec.profile_digest,
+        )
+        assert (replica.engine, replica.weight, replica.state) == (spec.engine, spec.slots, "loading")
+        shard = await replica.shards.aget()
+        assert (shard.node_id, shard.rank, shard.gpus, shard.cores) == ("one", 0, ["GPU-1"], 4)
+        assert (shard.state, shard.port, shard.pid, shard.reason) == ("loading", 9001, 77, "so")
+        assert shard.progress == {"note": "half"}
+
+
+async def test_a_full_inventory_stays_far_below_the_bound() -> None:
+    files = tuple(protocol.File(path="/models/" + "x" * 200 + str(i), size_bytes=i) for i in range(protocol.MAX_FILES))
+    sent = a_register(inventory=inventory(files=files))
+    assert len(protocol.encode(sent)) < protocol.MAX_MESSAGE_BYTES / 4
+
+
+async def test_another_name_than_the_tokens_is_refused_naming_both(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, a_register("two"))
+        reason = await refusal(link)
+        assert "this token is node one's" in reason
+        assert "says it is two" in reason
+
+
+async def test_another_protocol_version_is_refused_naming_both(token: str) -> None:
+    async with connected(token) as link:
+        await link.send_to(text_data='{"type": "register", "protocol": 99, "something": "new"}')
+        assert "protocol version 99 and the control plane version 1; upgrade the control plane" in await refusal(link)
+    async with connected(token) as link:
+        await link.send_to(text_data='{"type": "register", "protocol": 0}')
+        assert "upgrade the agent" in await refusal(link)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        ("{", "a message could not be read"),
+        ("[]", "a message could not be read"),
+        ('{"type": "nonsense"}', "a message could not be read"),
+        ('{"type": "register", "node": 7}', "a message could not be read"),
+        ('{"type": "heartbeat", "load": {}}', "the first message of a stream must be a register"),
+        (" " * (protocol.MAX_MESSAGE_BYTES + 1), "is over the limit of 4194304"),
+    ],
+)
+async def test_what_cannot_be_understood_is_refused_with_its_reason(token: str, sent: str, reason: str) -> None:
+    async with connected(token) as link:
+        await link.send_to(text_data=sent)
+        assert reason in await refusal(link)
+
+
+async def test_commands_are_sent_when_rung_for_and_their_answers_kept(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        row = await in_db(commands.store, node="one", body=protocol.StopShard(replica="r", grace_s=3), now=NOW)
+        message = await heard(link)
+        assert message == protocol.Command(id=row.pk, body=protocol.StopShard(replica="r", grace_s=3))
+        await tell(link, protocol.ShardStatus(status=protocol.ShardState(replica="r", state="stopped"), tail="bye"))
+        await tell(link, protocol.Ack(id=row.pk))
+        await until(Command.objects.filter(pk=row.pk, ok=True).aexists)
+        assert (await Replica.objects.aget(pk="r")).tail == "bye"
+
+
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not await true():
+            await asyncio.sleep(0.02)
+
+
+async def test_binary_frames_are_read_too(token: str) -> None:
+    async with connected(token) as link:
+        await link.send_to(bytes_data=protocol.encode(a_register()))
+        assert isinstance(await heard(link), protocol.Welcome)
+
+
+async def test_heartbeats_are_written_when_they_tell_something_new(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        same = full_register().shards[0].status
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(load_1m=1.0), shards=(same,)))
+        ready = protocol.ShardState(replica="r", state="ready", port=9001)
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(load_1m=2.0), shards=(ready,)))
+        await until(Replica.objects.filter(state="ready").aexists)
+        assert (await Node.objects.aget()).load == {"load_1m": 2.0}
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(load_1m=3.0), shards=(ready,)))
+        await tell(link, protocol.ShardStatus(status=protocol.ShardState(replica="r", state="failed", reason="no")))
+        await until(Replica.objects.filter(state="failed").aexists)
+        assert (await Node.objects.aget()).load == {"load_1m": 2.0}
+
+
+async def test_a_second_stream_takes_over_and_the_first_is_told(token: str) -> None:
+    async with connected(token) as first, connected(token) as second:
+        await tell(first, a_register())
+        await heard(first)
+        await tell(second, a_register())
+        assert await heard(second) == protocol.Welcome(node="one", heartbeat_s=5)
+        assert await refusal(first) == "another stream speaks for this node now"
+
+
+async def test_another_machine_is_refused_and_told_to_wait(token: str) -> None:
+    async with connected(token) as first, connected(token) as second:
+        await tell(first, a_register())
+        await heard(first)
+        await tell(second, a_register(machine_id="copy"))
+        assert "machine copy uses its token" in await refusal(second)
+        assert await first.receive_nothing(timeout=0.1)
+
+
+async def test_a_shard_that_nobody_knows_closes_the_stream_for_a_register(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, a_register())
+        await heard(link)
+        unknown = protocol.ShardState(replica="unknown", state="ready")
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(unknown,)))
+        closed = await link.receive_output(timeout=5)
+        assert closed["code"] == consumers.REGISTER_AGAIN
+
+
+async def test_a_removed_node_is_cut_off(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        node = await Node.objects.aget()
+        await in_db(actions.remove_node, node=node, actor=SYSTEM, force=True)
+        status = protocol.ShardState(replica="r", state="ready")
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(status,)))
+        assert await refusal(link) == "another stream speaks for this node now"
+
+
+async def test_a_stream_that_ends_leaves_the_node_to_the_clock(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, a_register())
+        await heard(link)
+    node = await Node.objects.aget()
+    assert (node.state, node.connection) == ("ready", "")
+
+
+async def test_a_register_that_never_comes_is_not_waited_for(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "REGISTER_WITHIN_S", 0.05)
+    async with connected(token) as link:
+        assert await refusal(link) == "nothing was registered within 0.05 s"

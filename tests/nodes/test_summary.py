@@ -1,0 +1,183 @@
+"""What the pages, the API and the command line say about a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from agent.protocol import Gpu, Progress
+from catalog import spec
+from nodes import snapshot
+from nodes.models import ReplicaLoad
+from nodes.state import Backoff, Cluster, Load, Shard, Status, TurnedDown, in_words
+from nodes.summary import Alert, CapacityLine, ModelLine, Summary, UsageLine, summarise
+from tests.factories import make_model, make_node, make_replica
+from tests.nodes.fleets import NOW
+from tests.nodes.test_placement import GOOD, MODEL
+from tests.nodes.test_reconcile import DIGEST, SERVING
+
+NONE = UsageLine(0, 0, 0, 0)
+
+
+def summed(**fields: object) -> Summary:
+    return summarise(replace(Cluster(nodes=(GOOD,), models=(MODEL,)), **fields), NONE, NOW)  # type: ignore[arg-type]
+
+
+def line(**fields: object) -> ModelLine:
+    return summed(**fields).models[0]
+
+
+HELD = Backoff("m", "cpu", DIGEST, 3, NOW + timedelta(seconds=8), "out of memory")
+WHY = Status("m", (TurnedDown("good", "cpu", "is cordoned"),))
+
+
+def test_a_ready_model_counts_what_it_can_serve() -> None:
+    busy = replace(SERVING, weight=4, load=Load(NOW, in_flight=3, waiting=1))
+    found = line(replicas=(busy,))
+    assert (found.state, found.ready, found.slots, found.in_flight, found.waiting) == ("ready", 1, 4, 3, 1)
+    assert found.note == ""
+
+
+def test_unknown_load_stays_unknown() -> None:
+    found = line(replicas=(replace(SERVING, load=Load(NOW, in_flight=3)), replace(SERVING, name="s")))
+    assert found.in_flight is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "note"),
+    [
+        ({}, "loading", "waits for a node"),
+        ({"replicas": (replace(SERVING, state="loading"),)}, "loading", "r is loading"),
+        ({"backoffs": (HELD,)}, "failed", "out of memory"),
+        ({"statuses": (WHY,)}, "cannot run", "no node can run it"),
+        ({"models": (replace(MODEL, scaling=spec.Scaling(0, 1)),)}, "on demand", ""),
+        ({"models": (replace(MODEL, scaling=spec.Scaling(0, 0)),)}, "off", ""),
+        ({"models": (replace(MODEL, external=spec.External("https://x", "y")),)}, "external", "served by https://x"),
+        (
+            {"models": (replace(MODEL, scaling=spec.Scaling(2, 2)),), "replicas": (SERVING,)},
+            "ready",
+            "1 of 2 replicas are ready",
+        ),
+        (
+            {
+                "models": (replace(MODEL, scaling=spec.Scaling(2, 2)),),
+                "replicas": (SERVING,),
+                "backoffs": (HELD,),
+            },
+            "ready",
+            "1 of 2 replicas are ready: out of memory",
+        ),
+    ],
+)
+def test_a_models_state_is_one_word_and_what_to_know(fields: dict[str, object], state: str, note: str) -> None:
+    found = line(**fields)
+    assert (found.state, found.note) == (state, note)
+
+
+def test_why_not_is_one_line_a_node() -> None:
+    assert line(statuses=(WHY,)).why_not == ("good (cpu): is cordoned",)
+    nowhere = Status("m", (TurnedDown("", "cpu", "no node has joined yet"),))
+    assert line(statuses=(nowhere,)).why_not == ("no node has joined yet",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "shown"),
+    [
+        ("run", "ready", "ready"),
+        ("drain", "ready", "draining"),
+        ("stop", "ready", "stopping"),
+        ("stop", "failed", "failed"),
+    ],
+)
+def test_a_replica_shows_what_is_asked_of_it(wanted: str, state: str, shown: str) -> None:
+    asked = replace(SERVING, wanted=wanted, state=state)  # type: ignore[arg-type]
+    assert summed(replicas=(asked,)).replicas[0].state == shown
+
+
+def test_a_replica_on_its_way_says_how_far_it_is() -> None:
+    fetching = replace(SERVING, state="fetching", shards=(Shard("good", note="40 % of 10.0 MB"),))
+    assert summed(replicas=(fetching,)).replicas[0].note == "40 % of 10.0 MB"
+    assert summed(replicas=(replace(fetching, state="ready"),)).replicas[0].note == ""
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (Progress(), ""),
+        (Progress(note="resolving"), "resolving"),
+        (Progress(done_bytes=5 * 10**6), "fetched: 5.0 MB"),
+        (Progress(done_bytes=5 * 10**6, total_bytes=10**7), "50 % of 10.0 MB"),
+        (Progress(done_bytes=0, total_bytes=10**7, note="weights"), "weights: 0 % of 10.0 MB"),
+    ],
+)
+def test_progress_in_words(progress: Progress, words: str) -> None:
+    assert in_words(progress) == words
+
+
+def test_capacity_counts_cores_and_cards_and_no_faulty_one_as_used_or_free() -> None:
+    cards = tuple(
+        Gpu(uuid=f"GPU-{i}", index=i, name="L4", gpu_class="l4-22g", healthy=i != 3, fault="" if i != 3 else "ECC")
+        for i in range(4)
+    )
+    node = replace(GOOD, gpus=cards, reserved_cores=1)
+    on_cards = replace(SERVING, name="g", shards=(Shard("good", 0, "ready", 0, ("GPU-0",)),))
+    loading = replace(on_cards, name="h", ready_at=None, shards=(Shard("good", 0, "loading", 0, ("GPU-1", "GPU-3")),))
+    found = summed(nodes=(node,), replicas=(SERVING, on_cards, loading))
+    assert found.capacity == (
+        CapacityLine("l4-22g", "cards", 4, 1, 1, 1, 1, 0, 1),
+        CapacityLine("cpu", "cores", 8, 4, 0, 3, 0, 1, 1),
+    )
+    assert Alert("warn", "good", "Card 3 (L4) of good is faulty: ECC", None) in found.alerts
+    assert (found.nodes[0].gpus, found.nodes[0].gpus_faulty, found.nodes[0].cores_used) == (4, 1, 4)
+
+
+def test_alerts_name_what_needs_a_person() -> None:
+    lost, silent = replace(GOOD, name="a", state="lost"), replace(GOOD, name="b", state="unreachable")
+    assert [alert.state for alert in summed(nodes=(lost, silent)).alerts] == ["failed", "warn"]
+    [failed] = summed(backoffs=(HELD,)).alerts
+    assert failed.text == "m does not start (3 in a row): out of memory"
+    [nowhere] = summed(statuses=(WHY,)).alerts
+    assert nowhere.text == "m finds no place: good (cpu): is cordoned"
+    [short] = summed(models=(replace(MODEL, scaling=spec.Scaling(2, 2)),), replicas=(SERVING,)).alerts
+    assert short.text == "m: 1 of 2 replicas are ready"
+
+
+@pytest.mark.django_db
+def test_a_summary_from_rows_costs_nine_queries_however_many_rows(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
+    for name in ("a", "b", "c"):
+        make_model(name)
+        make_replica(model=name, node=make_node())
+    with django_assert_num_queries(9):
+        found = snapshot.current_summary()
+    assert [node.files for node in found.nodes] == [0, 0, 0]
+    assert found.nodes[0].engines == ("llamacpp (xllamacpp 0.2)",)
+    assert found.nodes[0].load_1m == 0.5
+    assert len(found.replicas) == 3
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("ages_s", "in_flight", "running"), [((1, 2), 5, 1), ((1, 30), None, 1), ((1, 90), 2, 1), ((30, 40), None, None)]
+)
+def test_a_gateway_gone_quiet_makes_the_load_unknown_until_it_is_given_up(
+    ages_s: tuple[int, int], in_flight: int | None, running: int | None
+) -> None:
+    make_model()
+    replica = make_replica()
+    now = timezone.now()
+    for gateway, age_s, held in zip("ab", ages_s, (2, 3), strict=True):
+        ReplicaLoad.objects.create(
+            gateway=gateway, replica=replica.name, in_flight=held, running=1, at=now - timedelta(seconds=age_s)
+        )
+    [found] = snapshot.current_summary(now).replicas
+    assert (found.in_flight, found.running) == (in_flight, running)
+
+
+@pytest.mark.django_db
+def test_disk_free_is_what_the_register_said_until_a_heartbeat_says_more() -> None:
+    make_node("a", load={})
+    make_node("b", inventory={}, load={})
+    assert [node.disk_free_bytes for node in snapshot.current_summary().nodes] == [50 * 1024**3, None]
