@@ -250,7 +250,7 @@ def _refusal(error: InvalidStatus) -> str:
     status = error.response.status_code
     text = (error.response.body or b"")[:300].decode(errors="replace").strip().replace("\n", " ")
     hint = {
-        401: "the join token is missing or wrong; make one with `llmgw node add` and name its file in token_file",
+        401: "the join token is missing or wrong; make one with `llmgw ctl node-token NAME`; token_file names it",
         403: "this node may not join; look at its entry in the control plane",
         404: "nothing answers agents at this address; correct control_plane",
     }.get(status, "")

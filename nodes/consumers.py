@@ -69,7 +69,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.node = await database_sync_to_async(actions.node_of_token)(_bearer(self.scope))
         if self.node is None:
             await self._refuse(
-                "the join token is not known here; make one with `llmgw node add`, and put it into the agent's settings"
+                "the join token is not known here; make one with `llmgw ctl node-token NAME`, and put it into the"
+                " agent's settings"
             )
             return
         loop = asyncio.get_running_loop()

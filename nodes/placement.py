@@ -66,7 +66,7 @@ def place(model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluste
     return Unplaced(tuple(reasons))
 
 
-NO_NODE = "no node has joined yet; add one with `llmgw node add`"
+NO_NODE = "no node has joined yet; add one with `llmgw ctl node-token NAME`"
 
 
 def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:

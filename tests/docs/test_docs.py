@@ -70,10 +70,12 @@ def objection(text: str) -> str:
         words = shlex.split(text)
     except ValueError:
         words = text.split()
+    depth = 0
     for word in words:
         if hasattr(command, "commands"):
             if word in command.commands:
                 command = command.commands[word]
+                depth += 1
                 continue
             if word.startswith("-") or not re.fullmatch(r"[a-z-]+[.,:]?", word):
                 return ""
@@ -86,11 +88,20 @@ def objection(text: str) -> str:
             known = [name for parameter in command.params for name in parameter.opts] + ["--help"]
             if option not in known:
                 return f"{command.name} takes no {option}"
+    if hasattr(command, "commands"):
+        return ""
+    names = {parameter.name for parameter in command.params if parameter.param_type_name == "argument"}
+    return (
+        ""
+        if names or len(words) <= depth or words[depth].startswith("-")
+        else f"{command.name} takes no {words[depth]}"
+    )
     return ""
 
 
 def test_a_wrong_command_would_be_found() -> None:
     assert objection("ctl stauts") == "ctl has no stauts"
+    assert objection("ctl nodes add") == "nodes takes no add"
     assert objection("up --prot 1") == "up takes no --prot"
     assert objection("up --port 9000") == ""
     assert objection("server run gateway") == ""

@@ -132,7 +132,7 @@ def token() -> str:
 @pytest.mark.parametrize("wrong", [None, "", "nt-wrong"])
 async def test_a_wrong_token_is_refused_with_what_to_do(wrong: str | None) -> None:
     async with connected(wrong) as link:
-        assert "the join token is not known here; make one with `llmgw node add`" in await refusal(link)
+        assert "the join token is not known here; make one with `llmgw ctl node-token NAME`" in await refusal(link)
         await tell(link, a_register())
         assert await link.receive_nothing(timeout=0.1)
 
