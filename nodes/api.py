@@ -19,7 +19,7 @@ from nodes.summary import Summary
 from tenants.api_rules import Refused, actor, one, word
 from tenants.api_views import OperatorView
 
-_NODE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,118}[A-Za-z0-9])?\Z")
+_NODE_NAME = re.compile(r"\A[A-Za-z0-9](?:[A-Za-z0-9._-]{0,118}[A-Za-z0-9])?\Z")
 
 
 class NodeSerializer(serializers.ModelSerializer[Node]):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, ValidationError
 from django.db.models import Model, QuerySet
 from django.http import Http404
 from django.utils import timezone
@@ -28,6 +28,7 @@ from tenants.models import ApiToken, User
 
 log = logging.getLogger(__name__)
 
+MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_PAGE = 1000
 NOTED_EVERY = timedelta(minutes=1)
 CTL_AGENT = "llmgw-ctl"
@@ -52,6 +53,12 @@ class Refused(exceptions.APIException):
         super().__init__(detail=message, code=code)
         self.code, self.status_code = code, status_code
         self.fields, self.more = dict(fields or {}), dict(more or {})
+
+
+class TooLarge(Refused):
+    def __init__(self) -> None:
+        message = f"The body is larger than {MAX_BODY_BYTES} bytes; send less at once."
+        super().__init__(message, code="too_large", status_code=status.HTTP_413_REQUEST_ENTITY_TOO_LARGE)
 
 
 # --- who asks --------------------------------------------------------------------------------------------------------
@@ -213,6 +220,8 @@ def explain_error(error: Exception, context: Mapping[str, Any]) -> Response:
         error = exceptions.NotFound(_NEXT["not_found"])
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied()
+    elif isinstance(error, RequestDataTooBig):
+        error = TooLarge()
     if not isinstance(error, exceptions.APIException):
         log.error("The API failed at %s", context["request"].path, exc_info=error)
         error = Refused("Something failed here. The server's log says what.", code="internal", status_code=500)

@@ -10,9 +10,7 @@ from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from tenants.api_rules import OperatorsOnly, Refused, SignedInWithinScope, TokenAuthentication
-
-MAX_BODY_BYTES = 2 * 1024 * 1024
+from tenants.api_rules import MAX_BODY_BYTES, OperatorsOnly, SignedInWithinScope, TokenAuthentication, TooLarge
 
 
 class BoundedJson(JSONParser):
@@ -29,7 +27,7 @@ class BoundedJson(JSONParser):
 def check_size(request: Request) -> None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-        raise Refused(f"The body is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status_code=413)
+        raise TooLarge
 
 
 class ApiView(APIView):

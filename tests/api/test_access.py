@@ -1,0 +1,114 @@
+"""Every route as everybody (TN-2): a new route without a line here fails the first test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from django.urls import URLPattern
+
+from llmgw.api_urls import v1
+from tests import factories
+from tests.api.cast import World, client
+
+
+@dataclass(frozen=True)
+class Route:
+    """`read` and `write`: what Alice (owns), Vera (looks) and Charlie (a stranger) get."""
+
+    path: str
+    read: tuple[int, int, int] | None = None
+    write: tuple[int, int, int] | None = None
+    body: str = "{}"
+    method: str = "POST"
+
+
+HIDDEN = (404, 404, 404)
+SELF = (200, 200, 200)
+OURS = (200, 200, 404)
+KEY = '{"project": PROJECT, "name": "n"}'
+ROUTES = {
+    "api-me": Route("me", read=SELF),
+    "api-tokens": Route("tokens", read=SELF, write=(201, 201, 201), body='{"name": "n"}'),
+    "api-token-revoke": Route("tokens/999/revoke", write=(404, 404, 404)),
+    "api-projects": Route("projects", read=SELF),
+    "api-project": Route("projects/PROJECT", read=OURS),
+    "api-keys": Route("keys", read=SELF, write=(201, 403, 404), body=KEY),
+    "api-key": Route("keys/KEY", read=OURS),
+    "api-key-revoke": Route("keys/KEY/revoke", write=(200, 403, 404)),
+    "api-usage": Route("usage?project=PROJECT", read=OURS),
+    "api-usage-totals": Route("usage/totals?project=PROJECT", read=OURS),
+    "api-request": Route("requests/req-1", read=OURS),
+    "api-catalog": Route("catalog", read=HIDDEN, write=HIDDEN, method="PUT"),
+    "api-catalog-versions": Route("catalog/versions", read=HIDDEN),
+    "api-catalog-version": Route("catalog/versions/1", read=HIDDEN),
+    "api-catalog-roll-back": Route("catalog/versions/1/roll-back", write=HIDDEN),
+    "api-models": Route("models", read=HIDDEN),
+    "api-model": Route("models/smollm2", read=HIDDEN, write=HIDDEN, method="DELETE"),
+    "api-summary": Route("summary", read=HIDDEN),
+    "api-nodes": Route("nodes", read=HIDDEN, write=HIDDEN, body='{"name": "x"}'),
+    "api-node": Route("nodes/box", read=HIDDEN),
+    "api-node-cordon": Route("nodes/box/cordon", write=HIDDEN),
+    "api-node-uncordon": Route("nodes/box/uncordon", write=HIDDEN),
+    "api-replicas": Route("replicas", read=HIDDEN),
+    "api-replica": Route("replicas/smollm2-1", read=HIDDEN),
+    "api-events": Route("events", read=HIDDEN),
+}
+NAMES = sorted(ROUTES)
+
+
+def test_every_route_is_walked() -> None:
+    assert sorted(pattern.name for pattern in v1 if isinstance(pattern, URLPattern) and pattern.name) == NAMES
+
+
+@pytest.mark.parametrize("by", ["session", "token"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_route_shows_people_what_is_theirs_and_nothing_else(world: World, name: str, by: str) -> None:
+    route = ROUTES[name]
+    factories.make_model("smollm2")
+    factories.make_node("box")
+    ids = {"PROJECT": str(world.project.pk), "KEY": str(world.key.pk)}
+    path, body = f"/api/v1/{route.path}", route.body
+    for word, value in ids.items():
+        path, body = path.replace(word, value), body.replace(word, value)
+    scopes = ("read", "write") if by == "token" else ()
+    anonymous = client(None)
+    for number, person in enumerate((world.charlie, world.vera, world.alice)):  # who changes something comes last
+        asks = client(person, *scopes)
+        if route.read:
+            assert asks.get(path).status_code == route.read[2 - number], person
+        if route.write:
+            answer = asks.generic(route.method, path, body, content_type="application/json")
+            assert answer.status_code == route.write[2 - number], (person, answer.content)
+    for method in ("GET", route.method):
+        answer = anonymous.generic(method, path, body, content_type="application/json")
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "not_authenticated"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_without_the_scope_is_told_which_it_lacks(world: World, name: str) -> None:
+    route = ROUTES[name]
+    reads, writes = client(world.root, "read"), client(world.root, "write")
+    path = f"/api/v1/{route.path.replace('PROJECT', str(world.project.pk)).replace('KEY', str(world.key.pk))}"
+    if route.write:
+        answer = reads.generic(route.method, path, "{}", content_type="application/json")
+        assert answer.status_code == 403
+        assert answer.json()["error"]["message"] == "This token's scopes are read; this needs write."
+    if route.read:
+        answer = writes.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+
+
+@pytest.mark.parametrize("path", ["/api/schema/", "/api/docs/"])
+def test_schema_and_docs_are_for_people_who_are_signed_in(world: World, path: str) -> None:
+    assert client(None).get(path).status_code == 401
+    answer = client(world.charlie).get(path)
+    assert answer.status_code == 200
+    assert b"https://" not in answer.content.replace(b"https://provider", b"")
+
+
+def test_an_unknown_route_answers_as_an_api(world: World) -> None:
+    answer = client(world.root).get("/api/v1/nonsense")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert client(None).post("/api/v1/nonsense").status_code == 401
