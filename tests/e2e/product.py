@@ -86,8 +86,11 @@ class Product:
     def key(self) -> str:
         return str(self.bootstrap["project_key"])
 
-    def openai(self, key: str | None = None, retries: int = 0) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=key or self.key, max_retries=retries, timeout=60)
+    @contextlib.contextmanager
+    def openai(self, key: str | None = None) -> Iterator[openai.OpenAI]:
+        url = f"{self.base_url}/v1"
+        with openai.OpenAI(base_url=url, api_key=key or self.key, max_retries=0, timeout=60) as client:
+            yield client
 
     def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -46,9 +46,10 @@ def test_no_secret_is_in_the_log_or_in_any_command_line(running: Product) -> Non
 
 
 def test_openai_python_gets_real_tokens(running: Product) -> None:
-    answer = running.openai().chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=16
-    )
+    with running.openai() as client:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=16
+        )
     assert answer.model == MODEL
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.usage is not None
@@ -56,45 +57,46 @@ def test_openai_python_gets_real_tokens(running: Product) -> None:
 
 
 def test_openai_python_streams_and_sees_usage_only_when_it_asks(running: Product) -> None:
-    client = running.openai()
-    plain = list(
-        client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to five."}], max_tokens=12, stream=True
+    with running.openai() as client:
+        plain = list(
+            client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Count to five."}], max_tokens=12, stream=True
+            )
         )
-    )
+        asked = list(
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "Count to five."}],
+                max_tokens=12,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
     assert all(chunk.choices for chunk in plain)
     assert len([chunk for chunk in plain if chunk.choices[0].delta.content]) > 3
-    asked = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "Count to five."}],
-            max_tokens=12,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
     assert [chunk.usage is not None for chunk in asked].count(True) == 1
     assert asked[-1].choices == []
 
 
 def test_completions_and_embeddings_work_on_the_default_model(running: Product) -> None:
-    client = running.openai()
-    text = client.completions.create(model=MODEL, prompt="The sky is", max_tokens=5).choices[0].text
+    with running.openai() as client:
+        text = client.completions.create(model=MODEL, prompt="The sky is", max_tokens=5).choices[0].text
+        vector = client.embeddings.create(model=MODEL, input="hello").data[0].embedding
     assert text.strip()
-    vector = client.embeddings.create(model=MODEL, input="hello").data[0].embedding
     assert len(vector) == 576
 
 
 def test_models_lists_what_the_key_may_use(running: Product) -> None:
-    assert MODEL in [model.id for model in running.openai().models.list()]
+    with running.openai() as client:
+        assert MODEL in [model.id for model in client.models.list()]
 
 
 def test_mistakes_are_answered_as_openai_errors_that_say_what_to_do(running: Product) -> None:
-    with pytest.raises(openai.AuthenticationError) as unknown_key:
-        running.openai(key="sk-7Qf2nothing").models.list()
+    with running.openai(key="sk-7Qf2nothing") as client, pytest.raises(openai.AuthenticationError) as unknown_key:
+        client.models.list()
     assert unknown_key.value.code == "key_unknown"
-    with pytest.raises(openai.NotFoundError) as unknown_model:
-        running.openai().chat.completions.create(model="smollm3", messages=[{"role": "user", "content": "x"}])
+    with running.openai() as client, pytest.raises(openai.NotFoundError) as unknown_model:
+        client.chat.completions.create(model="smollm3", messages=[{"role": "user", "content": "x"}])
     assert unknown_model.value.code == "model_unknown"
     assert f"Did you mean {MODEL}?" in str(unknown_model.value)
     address = f"{running.base_url}/v1/chat/completions"
