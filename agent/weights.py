@@ -18,6 +18,8 @@ from agent.protocol import MAX_FILES, File, Progress
 from agent.singleflight import SingleFlight
 
 ATTEMPTS = 4
+"""Attempts in a row that brought nothing new, after which a fetch fails."""
+RETRY_S = 1.0
 SILENCE_S = 60.0
 PROGRESS_S = 1.0
 
@@ -116,18 +118,22 @@ class Weights:
         partial = target.with_name(f".{target.name}.partial")
         timeout = httpx.Timeout(SILENCE_S, connect=10.0)
         async with httpx.AsyncClient(timeout=timeout, follow_redirects=True) as client:
-            for attempt in range(ATTEMPTS):
+            fruitless, furthest = 0, 0
+            while True:
                 try:
                     await self._download(client, source, wanted.url, partial)
                     break
                 except (httpx.TransportError, _Again) as error:
-                    if attempt == ATTEMPTS - 1:
+                    # A connection that drops again and again still gets there, as long as each brings something.
+                    fruitless = 0 if _size(partial) > furthest else fruitless + 1
+                    furthest = max(furthest, _size(partial))
+                    if fruitless == ATTEMPTS:
                         why = str(error) or type(error).__name__
                         raise FetchError(
                             f"{target.name} cannot be fetched from {_host(wanted.url)}: {why}. "
                             "Look at the network between this node and there; what has arrived is kept."
                         ) from None
-                    await asyncio.sleep(2.0**attempt)
+                    await asyncio.sleep(RETRY_S * 2**fruitless)
                 except OSError as error:
                     if error.errno == errno.ENOSPC:
                         _discard(partial)

@@ -53,7 +53,7 @@ class ControlPlane:
         self.first: Callable[[], protocol.Welcome | protocol.Refused | None] = lambda: Welcome(
             node="n", heartbeat_s=0.2
         )
-        self.closes: list[ConnectionClosed] = []
+        self.closes: list[str] = []
         self.close_at_once: int | None = None
         self.port = 0
         self._socket: ServerConnection | None = None
@@ -84,8 +84,10 @@ class ControlPlane:
                 self._hear(message)
                 if isinstance(message, Register) and (first := self.first()) is not None:
                     await socket.send(protocol.encode(first), text=True)
-        except ConnectionClosed as closed:
-            self.closes.append(closed)
+        except ConnectionClosed:
+            pass
+        finally:
+            self.closes.append(socket.close_reason or "")
 
     def _hear(self, message: Up) -> None:
         match message:

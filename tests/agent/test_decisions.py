@@ -38,22 +38,20 @@ def test_llamacpp_is_started_with_everything_said() -> None:
 
 
 def test_llamacpp_leaves_to_the_profile_what_the_profile_names() -> None:
-    args = tuple(
-        [
-            "-c",
-            "512",
-            "-np",
-            "1",
-            "--threads=2",
-            "-ngl",
-            "20",
-            "-cram",
-            "0",
-            "--metrics",
-            "--embeddings",
-            "--pooling",
-            "mean",
-        ]
+    args = (
+        "-c",
+        "512",
+        "-np",
+        "1",
+        "--threads=2",
+        "-ngl",
+        "20",
+        "-cram",
+        "0",
+        "--metrics",
+        "--embeddings",
+        "--pooling",
+        "mean",
     )
     keyless = Launch(LAUNCH.build, weights="/m/a.gguf", port=21007)
     (command,) = LlamaCpp().commands(spec("/m/a.gguf", args=args, gpus=("GPU-1",)), HOST, keyless)
