@@ -303,18 +303,17 @@ def _one_placement(
         model = demand.model
         waits = {p.name: why for p in model.profiles if (why := _waits(held.get((model.name, p.name)), view))}
         candidates = [profile for profile in model.profiles if profile.name not in waits]
-        match place(model, candidates, view.cluster):
-            case Placed(profile, parts):
-                reasons.append((model.name, ()))
-                return (_start(model, profile, parts, view.now),), tuple(reasons)
-            case Unplaced(turned_down):
-                nodes = list(view.nodes) or [""]
-                waiting = [(n, p.name) for p in by_priority(model.profiles) if p.name in waits for n in nodes]
-                turned_down += tuple(TurnedDown(n, p, waits[p]) for n, p in waiting)
-                reasons.append((model.name, turned_down))
-                swap = _swap(demand, candidates, view)
-                if swap:
-                    return (swap,), tuple(reasons)
+        found = place(model, candidates, view.cluster)
+        if isinstance(found, Placed):
+            reasons.append((model.name, ()))
+            return (_start(model, found, view.now),), tuple(reasons)
+        nodes = list(view.nodes) or [""]
+        waiting = [(node, p.name) for p in by_priority(model.profiles) if p.name in waits for node in nodes]
+        held_back = (TurnedDown(node, profile, waits[profile]) for node, profile in waiting)
+        reasons.append((model.name, (*found.reasons, *held_back)))
+        swap = _swap(demand, candidates, view)
+        if swap:
+            return (swap,), tuple(reasons)
     return (), tuple(reasons)
 
 
@@ -356,12 +355,13 @@ def _swap(demand: Demand, candidates: Sequence[spec.Profile], view: View) -> Dra
     return _retire(victim, f"profile {victim.profile} changed, and there is no room for both")
 
 
-def _start(model: spec.Model, profile: spec.Profile, parts: tuple[Part, ...], now: datetime) -> Start:
+def _start(model: spec.Model, placed: Placed, now: datetime) -> Start:
     slug = re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-")[:60] or "model"
-    nodes = ", ".join(part.node for part in parts)
+    profile, nodes = placed.profile, ", ".join(part.node for part in placed.parts)
     seed = f"{model.name} {profile.name} {nodes} {now.isoformat()}"
     name = f"{slug}-{hashlib.sha256(seed.encode()).hexdigest()[:6]}"
-    return Start(name, model, profile, parts, f"replica {name} of {model.name} ({profile.name}) starts on {nodes}")
+    why = f"replica {name} of {model.name} ({profile.name}) starts on {nodes}"
+    return Start(name, model, profile, placed.parts, why)
 
 
 def _failures(view: View, fates: Iterable[Sequence[object]]) -> tuple[BackOff, ...]:

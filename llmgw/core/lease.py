@@ -51,7 +51,9 @@ def acquire(name: str, *, ttl_s: float, holder: str = HOLDER) -> Held | None:
                 [Lease(name=name, holder=holder, fence=1, since=Now(), expires_at=expires_at)], ignore_conflicts=True
             )
     row = mine.first()
-    return row and Held(name=name, holder=holder, fence=row.fence, turn=row.turn, since=row.since)
+    if row is None:
+        return None
+    return Held(name=name, holder=holder, fence=row.fence, turn=row.turn, since=row.since)
 
 
 def advance(held: Held) -> bool:

@@ -16,7 +16,7 @@ from nodes.state import Cluster, profile_digest
 from nodes.summary import UsageLine, summarise
 from tests.nodes.fleets import NOW, carried_out, clusters, some_model
 
-some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+some = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 def starts(decided: Plan) -> list[Start]:

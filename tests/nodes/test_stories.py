@@ -354,7 +354,7 @@ def test_a_changed_profile_rolls_new_first_where_there_is_room(world: World) -> 
     catalog.Profile.objects.update(args=["--new"])
     world.loads = lambda: report_load(world, 0)
     least = 2
-    for _ in range(60):
+    for _ in range(30):
         world.run(1)
         least = min(least, len(world.ready("smollm2")))
     assert least == 2
@@ -370,7 +370,7 @@ def test_a_changed_profile_swaps_where_there_is_no_room_for_both(world: World) -
     catalog.Profile.objects.update(args=["--new"])
     world.loads = lambda: report_load(world, 0)
     least = 2
-    for _ in range(60):
+    for _ in range(30):
         world.run(1)
         least = min(least, len(world.ready("smollm2")))
     assert least == 1  # one at a time
