@@ -19,7 +19,8 @@ from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Sco
 from llmgw import config
 from llmgw.core import metrics
 from routing import answers, openai
-from routing.answers import Headers, Receive, Send
+from routing.client import Client, Headers, Receive, Send
+from routing.edge import SCOPE_KEY
 from routing.exchange import Exchange
 from routing.loops import Loops
 from routing.openai import Refusal
@@ -60,23 +61,24 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         assert scope["type"] == "http", "websockets under /v1/ are not served"
-        await self._answer(scope, cast(Receive, receive), cast(Send, send))
+        client = cast(dict[str, Client], scope).get(SCOPE_KEY) or Client(cast(Receive, receive), cast(Send, send))
+        await self._answer(scope, client)
 
-    async def _answer(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: HTTPScope, client: Client) -> None:
         method, path = scope["method"], scope["path"]
         if method == "POST" and path.startswith("/v1/"):
-            await Exchange(self.plane, scope, receive, send).run()
+            await Exchange(self.plane, scope, client).run()
         elif path in OPEN:
-            await self._open(scope, send)
+            await self._open(scope, client)
         elif method == "OPTIONS":
-            await self._options(scope, send)
+            await self._options(scope, client)
         elif method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith("/v1/models/")):
-            await self._models(scope, receive, send)
+            await self._models(scope, client)
         else:
-            await Exchange(self.plane, scope, receive, send).run()
+            await Exchange(self.plane, scope, client).run()
 
     # --- open addresses ----------------------------------------------------------------------------------------------
-    async def _open(self, scope: HTTPScope, send: Send) -> None:
+    async def _open(self, scope: HTTPScope, client: Client) -> None:
         status, body, kind = 200, b"ok\n", b"text/plain; charset=utf-8"
         if scope["method"] not in ("GET", "HEAD"):
             status, body = 405, b"use GET\n"
@@ -85,25 +87,23 @@ class Gateway:
                 status, body = 503, b"no ready endpoint\n"
         elif scope["path"] == "/metrics":
             body, kind = metrics.text(), metrics.CONTENT_TYPE.encode()
-        headers: Headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-        await answers.send(send, status, headers, body)
+        await client.answer(status, [(b"content-type", kind)], body)
 
-    async def _options(self, scope: HTTPScope, send: Send) -> None:
+    async def _options(self, scope: HTTPScope, client: Client) -> None:
         """Preflights carry no key. Origins that are not listed get a clear no."""
         asked = dict(scope["headers"])
         origin = asked.get(b"origin")
         headers = answers.cors(self.plane.cors, origin)
         if b"access-control-request-method" not in asked:
-            await answers.send(send, 204, [*headers, (b"allow", b"GET, HEAD, POST, OPTIONS")], b"")
+            await client.answer(204, [*headers, (b"allow", b"GET, HEAD, POST, OPTIONS")], b"")
             return
         if not any(name == b"access-control-allow-origin" for name, _ in headers):
             refusal = Refusal(
                 "origin_forbidden",
                 "Pages of this origin may not call here; an operator lists it in gateway.cors_origins.",
             )
-            body = openai.envelope(refusal)
-            fixed = answers.error_headers(refusal, body, self.plane.next_id())
-            await answers.send(send, refusal.kind.status, [*fixed, *headers], body)
+            headers += answers.error_headers(refusal, self.plane.next_id())
+            await client.answer(refusal.kind.status, headers, openai.envelope(refusal))
             return
         wanted = asked.get(b"access-control-request-headers", b"")
         headers += [
@@ -114,12 +114,12 @@ class Gateway:
             ),
             (b"access-control-max-age", answers.PREFLIGHT_AGE),
         ]
-        await answers.send(send, 204, headers, b"")
+        await client.answer(204, headers, b"")
 
     # --- models ------------------------------------------------------------------------------------------------------
-    async def _models(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def _models(self, scope: HTTPScope, client: Client) -> None:
         """GW-2: what the key may use, whether or not it is ready now."""
-        exchange = Exchange(self.plane, scope, receive, send)
+        exchange = Exchange(self.plane, scope, client)
         extra = answers.cors(self.plane.cors, exchange.headers.get(b"origin"))
         try:
             grant = exchange.authenticate()
@@ -134,9 +134,8 @@ class Gateway:
         except Refusal as refusal:
             await exchange.refuse(refusal)
             return
-        headers: Headers = [answers.JSON, (b"content-length", b"%d" % len(body))]
-        headers.append((b"x-request-id", exchange.request_id.encode()))
-        await answers.send(send, 200, headers + extra, body)
+        headers: Headers = [answers.JSON, (b"x-request-id", exchange.request_id.encode()), *extra]
+        await client.answer(200, headers, body)
 
     # --- life --------------------------------------------------------------------------------------------------------
     async def lifespan(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:

@@ -13,11 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from routing import ejection, measures, openai
+from routing.client import ClientLeft
 from routing.openai import Refusal
 from routing.relay import relay
 from routing.scheduling import choose
 from routing.table import Served, Target, candidates, nowhere
-from routing.upstream import Broken, ClientLeft, ConnectFailed, Connection, Full, Silent, UpstreamError
+from routing.upstream import Broken, ConnectFailed, Connection, Full, Silent, UpstreamError
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange

@@ -16,12 +16,13 @@ from asgiref.typing import HTTPScope
 
 from llmgw.core import logs
 from routing import accounting, answers, attempts, bodies, measures, openai
-from routing.answers import Receive, Send
+from routing.client import Client, ClientLeft
+from routing.edge import DirectClient
 from routing.journal import Record
 from routing.openai import Peek, Refusal
 from routing.plane import Plane
 from routing.table import Served, Target
-from routing.upstream import ClientLeft, Connection, Silent, UpstreamError
+from routing.upstream import Connection, Silent, UpstreamError
 from tenants.keys import MAX_LENGTH, PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Exchange:
         "answering",
         "body",
         "body_read",
+        "client",
         "connection",
         "deadline",
         "first_byte_at",
@@ -64,11 +66,9 @@ class Exchange:
         "peek",
         "plane",
         "queue_ms",
-        "receive",
         "recorded",
         "request_id",
         "scope",
-        "send",
         "sending",
         "served",
         "started",
@@ -77,8 +77,10 @@ class Exchange:
         "watcher",
     )
 
-    def __init__(self, plane: Plane, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        self.plane, self.scope, self.receive, self.send = plane, scope, receive, send
+    def __init__(self, plane: Plane, scope: HTTPScope, client: Client) -> None:
+        self.plane, self.scope, self.client = plane, scope, client
+        if isinstance(client, DirectClient):
+            client.on_left = self.client_left
         self.path, self.method = scope["path"], scope["method"]
         self.request_id = plane.next_id()
         self.started = time.monotonic()
@@ -114,9 +116,12 @@ class Exchange:
             self.task.cancel()
 
     async def watch_client(self) -> None:
-        """Until the client leaves; then the engine's request is aborted at once."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        """Until the client leaves, for clients that must be asked."""
+        await self.client.wait_left()
+        self.client_left()
+
+    def client_left(self) -> None:
+        """The engine's request is aborted at once."""
         self.left = True
         if self.connection is not None:
             self.connection.fail(ClientLeft())
@@ -139,7 +144,7 @@ class Exchange:
         except ClientLeft:
             self.record(499, "client_left", self._unanswered())
         except UpstreamError:
-            pass  # in the middle of an answer: the relay has told the client and recorded it
+            self.client.abort()  # in the middle of an answer: the relay has said and recorded what can be
         except asyncio.CancelledError:
             await self._stopped()
         except Exception:  # noqa: BLE001  the request boundary
@@ -209,19 +214,14 @@ class Exchange:
         if declared.isdigit() and int(declared) > limit:
             raise bodies.too_large(limit)
         self.deadline = self.started + BODY_SILENCE_S
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        body = message["body"]
-        if message["more_body"]:
+        body, more = await self.client.read()
+        if more:
             parts, size = [body], len(body)
-            while message["more_body"]:
+            while more:
                 self.deadline = time.monotonic() + BODY_SILENCE_S
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeft
-                parts.append(message["body"])
-                size += len(message["body"])
+                body, more = await self.client.read()
+                parts.append(body)
+                size += len(body)
                 if size > limit:
                     raise bodies.too_large(limit)
             body = b"".join(parts)
@@ -271,22 +271,21 @@ class Exchange:
         measures.ERRORS.of(refusal.code).value += 1
         self.record(refusal.kind.status, refusal.code, None)
         if self.answering:
-            return  # returning without an end closes the connection: nobody takes it for whole
+            self.client.abort()
+            return
         self.answering = True
         self.deadline = None
-        extra = answers.cors(self.plane.cors, self.headers.get(b"origin"))
+        headers = answers.error_headers(refusal, self.request_id)
+        headers += answers.cors(self.plane.cors, self.headers.get(b"origin"))
         if self.served is not None:
-            extra.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))
-        framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+            headers.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))
+        length = self.headers.get(b"content-length", b"")
         await answers.refuse(
-            self.send,
-            self.receive,
+            self.client,
             refusal,
-            self.request_id,
-            extra,
-            unread=framed and not self.body_read,
-            small=self.headers.get(b"content-length", b"").isdigit()
-            and int(self.headers[b"content-length"]) <= answers.SMALL_BYTES,
+            headers,
+            unread=not self.body_read and (bool(length) or b"transfer-encoding" in self.headers),
+            small=length.isdigit() and int(length) <= answers.SMALL_BYTES,
             waits_to_send=b"expect" in self.headers,
         )
 
@@ -294,6 +293,7 @@ class Exchange:
         """The server cancelled this request because it stops, or the watch did because the client is too slow."""
         if self.sending:
             self.record(499, "client_left", self._unanswered())
+            self.client.abort()
         elif self._overdue:
             text = f"No byte of the body came for {BODY_SILENCE_S:g} s; send it again."
             await self.refuse(Refusal("body_too_slow", text))

@@ -84,7 +84,12 @@ class Loops:
         for exchange in tuple(self.plane.active):
             if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.overdue()
-            elif exchange.watcher is None and exchange.body_read and now - exchange.started >= WATCH_S / 2:
+            elif (
+                not exchange.client.direct
+                and exchange.watcher is None
+                and exchange.body_read
+                and now - exchange.started >= WATCH_S / 2
+            ):
                 exchange.watcher = asyncio.create_task(exchange.watch_client())
         self.plane.pools.prune(asyncio.get_running_loop().time())
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from routing import accounting, answers, openai
 from routing.accounting import Tokens
-from routing.answers import Headers
+from routing.client import ClientLeft, Headers
+from routing.edge import DirectClient
 from routing.openai import Refusal
 from routing.sse import EVENT_LIMIT_BYTES, Stream
-from routing.upstream import Broken, ClientLeft, Connection, Silent, UpstreamError
+from routing.upstream import Broken, Connection, Silent, UpstreamError
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange
@@ -77,8 +78,7 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
         tokens = _usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
     exchange.record(status, code, tokens)
     exchange.answering = True
-    headers.append((b"content-length", b"%d" % len(body)))
-    await answers.send(exchange.send, status, headers, body)
+    await exchange.client.answer(status, headers, body)
 
 
 async def _pass(
@@ -94,18 +94,19 @@ async def _pass(
     exchange.answering = True
     tail, size = first, len(first)
     try:
-        await answers.send(exchange.send, connection.status, headers, first, more=True)
+        await exchange.client.start(connection.status, headers)
+        await _write(exchange, first)
         while await _next(exchange, connection):
             data = connection.take()
             tail = (tail + data)[-accounting.TAIL_BYTES :]
             size += len(data)
-            await _send(exchange, data)
+            await _write(exchange, data)
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
         refusal = _broken(exchange, error)
         exchange.record(refusal.kind.status, refusal.code, _usage(exchange, None, size, 0, streamed=False))
         raise
     exchange.record(connection.status, "", _usage(exchange, accounting.of_tail(tail), size, 0, streamed=False))
-    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+    await exchange.client.end()
 
 
 async def _stream(exchange: Exchange, connection: Connection, headers: Headers) -> None:
@@ -114,29 +115,58 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
     exchange.first_byte_at = time.monotonic()
     exchange.answering = True
     headers += answers.NO_BUFFER
-    send, status = exchange.send, connection.status
+    client, status = exchange.client, connection.status
     try:
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        while True:
-            data = stream.feed(connection.take())
-            if stream.done:
-                _record_stream(exchange, status, "", stream)
-            if stream.cut:
-                raise Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
-            if data:
-                await _send(exchange, data)
-            if not await _next(exchange, connection):
-                break
+        await client.start(status, headers)
+        if isinstance(client, DirectClient):
+            await _pipe(exchange, connection, stream, client)
+        else:
+            while await _next(exchange, connection):
+                await _write(exchange, _passed(exchange, connection, stream, connection.take()))
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
         refusal = _broken(exchange, error)
         _record_stream(exchange, refusal.kind.status, refusal.code, stream)
-        if not isinstance(error, ClientLeft) and not exchange.sending:
-            event = openai.error_event(refusal, mid_event=stream.mid_event)
-            await send({"type": "http.response.body", "body": event, "more_body": False})
+        if refusal.code != "client_left":
+            await client.end(openai.error_event(refusal, mid_event=stream.mid_event))
         raise
     rest = stream.flush()
     _record_stream(exchange, status, "", stream)
-    await send({"type": "http.response.body", "body": rest, "more_body": False})
+    await client.end(rest)
+
+
+async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, client: DirectClient) -> None:
+    """From the engine's connection straight to the client's, without a task waking up for each chunk."""
+    idle_s = exchange.plane.settings.gateway.idle_timeout_s
+
+    def pass_on(data: bytes) -> None:
+        exchange.deadline = time.monotonic() + idle_s
+        try:
+            data = _passed(exchange, connection, stream, data)
+        except Broken as error:
+            connection.fail(error)
+            return
+        if not client.push(data):
+            exchange.sending = True
+            connection.pause()
+
+    def go_on() -> None:
+        exchange.deadline = time.monotonic() + idle_s
+        exchange.sending = False
+        connection.resume()
+
+    client.on_drained = go_on
+    exchange.deadline = time.monotonic() + idle_s
+    await connection.pipe(pass_on)
+
+
+def _passed(exchange: Exchange, connection: Connection, stream: Stream, data: bytes) -> bytes:
+    """What the client gets of `data`. The record is written before the client can see the end."""
+    data = stream.feed(data)
+    if stream.done and not exchange.recorded:
+        _record_stream(exchange, connection.status, "", stream)
+    if stream.cut:
+        raise Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
+    return data
 
 
 async def _next(exchange: Exchange, connection: Connection) -> bool:
@@ -144,11 +174,12 @@ async def _next(exchange: Exchange, connection: Connection) -> bool:
     return await connection.more()
 
 
-async def _send(exchange: Exchange, data: bytes) -> None:
+async def _write(exchange: Exchange, data: bytes) -> None:
     """Waits while the client does not take what it was sent, as long as engines may be silent."""
-    exchange.sending = True
-    await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
-    exchange.sending = False
+    if data:
+        exchange.sending = True
+        await exchange.client.write(data)
+        exchange.sending = False
 
 
 def _record_stream(exchange: Exchange, status: int, code: str, stream: Stream) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
-from django.db import IntegrityError, close_old_connections, connections, transaction
+import msgspec
+from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
 from catalog.models import Model
@@ -17,7 +18,7 @@ from nodes.engine_keys import SECRET_NAME
 from nodes.models import Replica, ReplicaLoad
 from routing.journal import Record
 from routing.table import Contents
-from tenants.models import Key, Project, Usage, User, store_usage
+from tenants.models import Key, Project, Usage, User
 
 LOADS_KEPT = timedelta(minutes=10)
 """Load rows of gateways that are gone are removed after this."""
@@ -52,12 +53,12 @@ class Store(Protocol):
 
 class DjangoStore:
     def revision(self) -> int:
-        close_old_connections()
+        _reconnect()
         return Revision.current()
 
     def contents(self) -> Contents:
         """The revision is read first: a change in between is then seen again, never missed."""
-        close_old_connections()
+        _reconnect()
         revision = Revision.current()
         return Contents(
             revision=revision,
@@ -68,25 +69,24 @@ class DjangoStore:
         )
 
     def save_usage(self, records: Sequence[Record]) -> None:
-        close_old_connections()
-        rows = [_row(record) for record in records]
+        _reconnect()
         try:
             with transaction.atomic():
-                store_usage(rows)
+                _insert(records)
         except IntegrityError:
             # A project, key or person was deleted meanwhile; what was used stays counted without them.
             with transaction.atomic():
-                store_usage(_without_the_gone(rows))
+                _insert(_without_the_gone(records))
 
     def save_key_use(self, used: dict[int, float]) -> None:
         """When each key was last used, epoch seconds."""
-        close_old_connections()
+        _reconnect()
         with transaction.atomic():
             for key_id, at in sorted(used.items()):
                 Key.objects.filter(pk=key_id).update(last_used_at=datetime.fromtimestamp(at, UTC))
 
     def save_loads(self, gateway: str, rows: Sequence[LoadRow]) -> None:
-        close_old_connections()
+        _reconnect()
         now = timezone.now()
         ReplicaLoad.objects.bulk_create(
             [
@@ -108,7 +108,7 @@ class DjangoStore:
         ReplicaLoad.objects.filter(at__lt=now - LOADS_KEPT).delete()
 
     def forget_loads(self, gateway: str) -> None:
-        close_old_connections()
+        _reconnect()
         ReplicaLoad.objects.filter(gateway=gateway).delete()
 
     def close(self) -> None:
@@ -121,38 +121,53 @@ def gateway_name(pid: int) -> str:
     return f"{socket.gethostname()[:80]}:{pid}"
 
 
-def _row(record: Record) -> Usage:
-    return Usage(
-        request_id=record.request_id,
-        at=datetime.fromtimestamp(record.at, UTC),
-        project_id=record.project,
-        key_id=record.key,
-        user_id=record.user,
-        route=record.route[:60],
-        model=record.model[:200],
-        replica=record.replica[:120],
-        node=record.node[:120],
-        status=record.status,
-        error_code=record.error_code,
-        streamed=record.streamed,
-        prompt_tokens=record.prompt_tokens,
-        cached_tokens=record.cached_tokens,
-        completion_tokens=record.completion_tokens,
-        reasoning_tokens=record.reasoning_tokens,
-        estimated=record.estimated,
-        queue_ms=record.queue_ms,
-        first_token_ms=record.first_token_ms,
-        total_ms=record.total_ms,
-    )
+def _reconnect() -> None:
+    """Drop this thread's connection when it broke; a good one is kept, whatever its age."""
+    if connection.connection is not None and (connection.errors_occurred or not connection.is_usable()):
+        connection.close()
 
 
-def _without_the_gone(rows: Iterable[Usage]) -> list[Usage]:
-    rows = list(rows)
-    projects = set(Project.objects.filter(pk__in={row.project_id for row in rows}).values_list("pk", flat=True))
-    keys = set(Key.objects.filter(pk__in={row.key_id for row in rows}).values_list("pk", flat=True))
-    users = set(User.objects.filter(pk__in={row.user_id for row in rows}).values_list("pk", flat=True))
-    for row in rows:
-        row.project_id = row.project_id if row.project_id in projects else None
-        row.key_id = row.key_id if row.key_id in keys else None
-        row.user_id = row.user_id if row.user_id in users else None
-    return rows
+_FIELDS = tuple(field for field in Usage._meta.concrete_fields if not field.primary_key)
+_INSERT = "INSERT INTO {} ({}) VALUES ({}) ON CONFLICT DO NOTHING".format(  # noqa: S608  names of our own columns
+    Usage._meta.db_table, ", ".join(str(field.column) for field in _FIELDS), ", ".join(["%s"] * len(_FIELDS))
+)
+
+
+def _insert(records: Iterable[Record]) -> None:
+    """Usage rows without the cost of model instances, which is most of what a bulk_create of them costs. A request id
+    that is there already is left as it is."""
+    moment = connection.ops.adapt_datetimefield_value
+    with connection.cursor() as cursor:
+        cursor.executemany(_INSERT, [_values(record, moment) for record in records])
+
+
+def _values(record: Record, moment: Callable[[datetime], Any]) -> list[Any]:
+    known = {
+        "at": moment(datetime.fromtimestamp(record.at, UTC)),
+        "project": record.project,
+        "key": record.key,
+        "user": record.user,
+        "route": record.route[:60],
+        "model": record.model[:200],
+        "adapter": "",
+        "replica": record.replica[:120],
+        "node": record.node[:120],
+        "cost": None,
+    }
+    return [known[field.name] if field.name in known else getattr(record, field.name) for field in _FIELDS]
+
+
+def _without_the_gone(records: Iterable[Record]) -> list[Record]:
+    records = list(records)
+    projects = set(Project.objects.filter(pk__in={each.project for each in records}).values_list("pk", flat=True))
+    keys = set(Key.objects.filter(pk__in={each.key for each in records}).values_list("pk", flat=True))
+    users = set(User.objects.filter(pk__in={each.user for each in records}).values_list("pk", flat=True))
+    return [
+        msgspec.structs.replace(
+            each,
+            project=each.project if each.project in projects else None,
+            key=each.key if each.key in keys else None,
+            user=each.user if each.user in users else None,
+        )
+        for each in records
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import httptools
 
@@ -43,18 +44,16 @@ class Full(UpstreamError):
     """Every connection that an endpoint may have is in use."""
 
 
-class ClientLeft(Exception):
-    """Not the engine's doing: whoever asked is gone."""
-
-
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_chunks",
         "_head_bytes",
+        "_keeps_alive",
         "_loop",
         "_parser",
         "_paused",
         "_pool",
+        "_sink",
         "_waiter",
         "buffered",
         "ended",
@@ -81,9 +80,10 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._chunks: list[bytes] = []
+        self._sink: Callable[[bytes], None] | None = None
         self._head_bytes = self.buffered = self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self._paused = self.framed = self.ended = self.fed = False
+        self._keeps_alive = self._paused = self.framed = self.ended = self.fed = False
 
     # --- what the owner calls ----------------------------------------------------------------------------------------
     def send(self, head: bytes, body: bytes) -> None:
@@ -131,11 +131,30 @@ class Connection(asyncio.Protocol):
             return b""
         self._chunks = []
         self.buffered = 0
-        if self._paused:
-            self._paused = False
-            if self.transport is not None and not self.transport.is_closing():
-                self.transport.resume_reading()
+        self.resume()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def pause(self) -> None:
+        """Read no more from the engine for now."""
+        if not self._paused and not self.ended and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and self.transport is not None:
+            self._paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    async def pipe(self, sink: Callable[[bytes], None]) -> None:
+        """Hand all that comes to `sink` until the answer has ended. Raises what the connection failed with."""
+        if self._chunks:
+            sink(self.take())
+        self._sink = sink
+        while not self.ended and self.error is None:
+            await self._next()
+        if self.error is not None and not self.ended:
+            raise self.error
 
     def fail(self, error: Exception) -> None:
         """End it from this side, at once: the engine sees its client go."""
@@ -152,8 +171,8 @@ class Connection(asyncio.Protocol):
             transport is not None
             and self.ended
             and self.error is None
+            and self._keeps_alive
             and not transport.is_closing()
-            and self._parser.should_keep_alive()
         ):
             self._reset()
             self.reused = True
@@ -187,9 +206,15 @@ class Connection(asyncio.Protocol):
         if not self.status and self._head_bytes > HEAD_LIMIT_BYTES:
             self._lost("its headers do not end")
             return
-        if self.buffered > HIGH_WATER_BYTES and not self._paused and not self.ended:
-            self._paused = True
-            self.transport.pause_reading()  # type: ignore[union-attr]
+        if self._sink is not None:
+            if self._chunks:
+                chunks, self._chunks, self.buffered = self._chunks, [], 0
+                self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            if self.ended:
+                self._wake()
+            return
+        if self.buffered > HIGH_WATER_BYTES:
+            self.pause()
         self._wake()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -212,6 +237,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status:
             self.ended = True
+            self._keeps_alive = self._parser.should_keep_alive()  # known only here
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended and self.error is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,9 +30,7 @@ KEY = "sk-test" + "k" * 40
 
 
 def grant(key: str = KEY, **changes: Any) -> Grant:
-    made = Grant(
-        digest=digest(key), key_id=1, prefix=key[:7], project_id=1, user_id=None, models=None, expires_at=None
-    )
+    made = Grant(digest=digest(key), key_id=1, prefix=key[:7], project_id=1, user_id=None, models=None, expires_at=None)
     return replace(made, **changes)
 
 
@@ -124,7 +122,9 @@ class Running:
     http: httpx.AsyncClient
     server: uvicorn.Server
 
-    async def chat(self, body: dict[str, Any] | bytes | None = None, *, key: str = KEY, **changes: Any) -> httpx.Response:
+    async def chat(
+        self, body: dict[str, Any] | bytes | None = None, *, key: str = KEY, **changes: Any
+    ) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps({**CHAT, **(body or {})}).encode()
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json", **changes.pop("headers", {})}
         path = changes.pop("path", "/v1/chat/completions")
@@ -149,16 +149,21 @@ class Running:
 
     async def records(self, count: int = 1) -> list[Record]:
         """What the store has once `count` requests are in it."""
-        async with asyncio.timeout(5):
-            while len(self.store.usage) < count:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(self.store.usage) >= count)
         return list(self.store.usage.values())
 
     async def quiet(self) -> None:
         """Until no request is under way any more."""
-        async with asyncio.timeout(5):
-            while self.gateway.plane.active:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: not self.gateway.plane.active)
+
+
+async def eventually(holds: Callable[[], object], timeout_s: float = 5) -> None:
+    """Until `holds()`, looked at often; fails after the limit."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    while not holds():
+        assert loop.time() < end, "it did not come to hold in time"
+        await asyncio.sleep(0.01)
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
