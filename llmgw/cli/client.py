@@ -102,13 +102,19 @@ class Client:
         self.server, self.http = server, http
 
     def get(self, path: str, **query: object) -> Any:
-        return self.ask("GET", path, query=query).json()
+        return self._data(self.ask("GET", path, query=query))
 
     def text(self, path: str) -> str:
         return self.ask("GET", path).text
 
     def send(self, method: str, path: str, body: object = None, **query: object) -> Any:
-        return self.ask(method, path, body=body, query=query).json()
+        return self._data(self.ask(method, path, body=body, query=query))
+
+    def _data(self, answer: httpx.Response) -> Any:
+        try:
+            return answer.json()
+        except ValueError:
+            raise _foreign(answer, self.server.url) from None
 
     def ask(
         self, method: str, path: str, *, body: object = None, query: Mapping[str, object] | None = None
@@ -156,12 +162,15 @@ def _explained(answer: httpx.Response, url: str) -> CtlError:
         error = answer.json()["error"]
         message, problems = str(error["message"]), error.get("problems", [])
     except (ValueError, KeyError, TypeError):
-        return CtlError(
-            f"{url} answers like something else than llmgw (HTTP {answer.status_code}). Check --url.", UNASKED
-        )
+        return _foreign(answer, url)
     if answer.status_code == 401:
         return CtlError(f"{message} Name a valid one with --token-file.", UNASKED)
     return CtlError(message, lines=tuple(_problem(problem) for problem in problems))
+
+
+def _foreign(answer: httpx.Response, url: str) -> CtlError:
+    text = f"{url} answers like something else than llmgw (HTTP {answer.status_code}). Check --url."
+    return CtlError(text, UNASKED)
 
 
 def _problem(problem: Mapping[str, Any]) -> str:

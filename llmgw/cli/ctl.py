@@ -13,8 +13,9 @@ import typer
 
 from llmgw.cli import client, ctl_show
 from tenants.figures import number
+from tenants.keys import PREFIX_LENGTH
 
-MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_FILE_BYTES = 2 * 1024 * 1024
 
 app = typer.Typer(help="Look at a control plane and change it, over its API.", no_args_is_help=True)
 models_app = typer.Typer(help="The catalog: what is served, and how it can run.", invoke_without_command=True)
@@ -194,7 +195,7 @@ def export(
             return
         text = server.text("catalog")
     if out is None:
-        sys.stdout.write(text)
+        typer.echo(text.encode(), nl=False)  # UTF-8 in any locale, as a file would be
         return
     scratch = out.with_name(f".{out.name}.writing")
     try:
@@ -254,9 +255,10 @@ def list_keys(ctx: typer.Context, limit: Limit = 100, json: Json = False) -> Non
             json,
             lambda rows: ctl_show.table(
                 "",
-                ("prefix", "name", "project", "owner", "made", "last used", "expires", "state"),
+                (">number", "prefix", "name", "project", "owner", "made", "last used", "expires", "state"),
                 (
                     (
+                        each["id"],
                         each["prefix"],
                         each["name"],
                         each["project_name"],
@@ -319,19 +321,27 @@ def _project(server: client.Client, wanted: str | None) -> int:
 
 @keys_app.command()
 def revoke(
-    ctx: typer.Context, prefix: Annotated[str, typer.Argument(help="As `keys list` shows it.")], json: Json = False
+    ctx: typer.Context,
+    key: Annotated[str, typer.Argument(metavar="PREFIX", help="As `keys list` shows it; or the key's number.")],
+    json: Json = False,
 ) -> None:
     """Stop a key at once."""
     with _server(ctx) as server:
-        # The whole secret may have been pasted: only its beginning is sent.
-        found = [each for each in server.pages("keys", 1000, prefix=prefix[:12]) if not each["revoked_at"]]
-        if not found:
-            raise client.CtlError(f"No live key begins with {prefix[:7]}. See them: llmgw ctl keys list")
-        if len(found) > 1:
-            names = ", ".join(f"{each['prefix']} ({each['name']})" for each in found[:10])
-            raise client.CtlError(f"{prefix[:7]} could be any of {names}. Write more of it.", client.UNASKED)
-        done = server.send("POST", f"keys/{found[0]['id']}/revoke")
-        _show(done, json, lambda key: ctl_show.line(f"Key {key['prefix']}… ({key['name']}) is revoked."))
+        pk = int(key) if key.isascii() and key.isdecimal() else _live_key(server, key)
+        done = server.send("POST", f"keys/{pk}/revoke")
+        _show(done, json, lambda key: ctl_show.line(f"Key {key['prefix']}... ({key['name']}) is revoked."))
+
+
+def _live_key(server: client.Client, text: str) -> int:
+    """Its number. The whole secret may have been pasted: no more than its beginning is sent or shown."""
+    prefix = text[:PREFIX_LENGTH]
+    found = [each for each in server.pages("keys", 1000, prefix=prefix) if not each["revoked_at"]]
+    if not found:
+        raise client.CtlError(f"No live key begins with {prefix}. See them: llmgw ctl keys list")
+    if len(found) > 1:
+        names = ", ".join(f"{each['prefix']} {each['name']} ({each['id']})" for each in found[:10])
+        raise client.CtlError(f"{prefix} could be {names}; give its number.", client.UNASKED)
+    return int(found[0]["id"])
 
 
 @app.command()

@@ -26,7 +26,9 @@ Record = Mapping[str, Any]
 def clean(value: object) -> str:
     """Text from outside, without anything that could move the cursor or colour the terminal."""
     text = UNKNOWN if value is None else str(value)
-    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+    text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+    encoding = sys.stdout.encoding or "ascii"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def console() -> Console:
@@ -37,11 +39,8 @@ def console() -> Console:
 
 
 def as_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=not _utf8()))
-
-
-def _utf8() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    # Escapes outside ASCII: a program reads them all the same, and every terminal can print them.
+    print(json.dumps(value, indent=2))
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:

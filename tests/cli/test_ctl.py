@@ -1,0 +1,274 @@
+"""`llmgw ctl` and `llmgw why` against a real server on a real port."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from django.utils import timezone
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
+from typer.testing import CliRunner
+
+from catalog import actions as catalog_actions
+from catalog import yaml_io
+from catalog.defaults import default_catalog
+from catalog.models import Model
+from llmgw.cli.main import app
+from nodes.models import Event
+from nodes.snapshot import current_summary
+from tenants import actions
+from tenants.audit import SYSTEM
+from tenants.figures import number
+from tenants.keys import digest
+from tenants.models import AuditEntry, Key, User
+from tests import factories
+from tests.api.cast import make_usage
+
+Ctl = Callable[..., Result]
+
+
+@pytest.fixture
+def root(transactional_db: None, settings: Settings) -> User:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    return factories.make_user("root", is_superuser=True)
+
+
+@pytest.fixture
+def token_file(root: User, tmp_path: Path, live_server: LiveServer) -> Path:
+    _, secret = actions.make_api_token(user=root, name="ctl", scopes=["read", "write"], actor=SYSTEM)
+    path = tmp_path / "ctl.json"
+    path.write_text(json.dumps({"url": live_server.url, "token": secret}))
+    return path
+
+
+@pytest.fixture
+def llmgw(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
+    monkeypatch.setenv("LLMGW_TOKEN_FILE", str(token_file))
+
+    def run(*words: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(app, words, input=input)
+
+    return run
+
+
+def cluster() -> None:
+    catalog_actions.apply_catalog(models=default_catalog(), actor=SYSTEM)
+    node = factories.make_node("box")
+    factories.make_replica("smollm2-1", node=node)
+    factories.make_replica("smollm2-2", node=node, state="failed", reason="no room", tail="one\n\ntwo\x1b[31m")
+    Event.objects.create(at=timezone.now(), kind="ready", model="smollm2", replica="smollm2-1", text="It became ready")
+
+
+def test_status_prints_the_summary_that_pages_show(llmgw: Ctl) -> None:
+    cluster()
+    make_usage(factories.make_project(), request_id="r", at=timezone.now(), prompt_tokens=1234567)
+    done = llmgw("ctl", "status")
+    assert done.exit_code == 0, done.output
+    now = current_summary()
+    for words in ("smollm2-1", "smollm2-2", "box", "cpu", *(alert.subject for alert in now.alerts)):
+        assert words in done.stdout
+    assert f"1 requests, 0 failed, {number(now.usage_today.prompt_tokens)} tokens read" in done.stdout
+    data = json.loads(llmgw("ctl", "status", "--json").stdout)
+    assert data["capacity"][0]["total"] == now.capacity[0].total
+    assert "\x1b" not in done.stdout
+
+
+def test_an_empty_cluster_says_the_next_step(llmgw: Ctl) -> None:
+    done = llmgw("ctl", "status")
+    for command in ("node-token NAME", "models apply -f FILE"):
+        assert f"llmgw ctl {command}" in done.stdout
+    assert "llmgw ctl keys make NAME" in llmgw("ctl", "keys", "list").stdout
+    assert "No replicas run." in llmgw("ctl", "replicas").stdout
+    assert "Nothing has happened yet." in llmgw("ctl", "events").stdout
+    assert "models apply" in llmgw("ctl", "models").stdout
+    assert "never changed" in llmgw("ctl", "models", "versions").stdout
+
+
+def test_lists_print_one_line_a_record_and_the_same_as_json(llmgw: Ctl) -> None:
+    cluster()
+    assert "box" in llmgw("ctl", "nodes").stdout
+    assert [node["name"] for node in json.loads(llmgw("ctl", "nodes", "--json").stdout)] == ["box"]
+    assert "no room" in llmgw("ctl", "replicas", "--model", "smollm2").stdout
+    assert json.loads(llmgw("ctl", "replicas", "--model", "x", "--json").stdout) == []
+    assert "It became ready" in llmgw("ctl", "events", "--replica", "smollm2-1").stdout
+    assert json.loads(llmgw("ctl", "events", "--node", "x", "--json").stdout) == []
+
+
+def test_a_node_is_let_in_cordoned_and_uncordoned(llmgw: Ctl) -> None:
+    made = llmgw("ctl", "node-token", "gpu1")
+    assert made.stdout.startswith("nt-")
+    assert "not shown again" in made.stderr
+    assert "llmgw ctl uncordon gpu1" in llmgw("ctl", "cordon", "gpu1").stdout
+    assert json.loads(llmgw("ctl", "uncordon", "gpu1", "--json").stdout)["cordoned_at"] is None
+    assert AuditEntry.objects.get(action="cordon node").via == "cli"
+    gone = llmgw("ctl", "cordon", "gone/../x")
+    assert (gone.exit_code, gone.stdout) == (1, "")
+
+
+# --- catalog ---------------------------------------------------------------------------------------------------------
+def test_the_catalog_is_applied_listed_exported_and_rolled_back(llmgw: Ctl, tmp_path: Path) -> None:
+    file, out = tmp_path / "catalog.yaml", tmp_path / "out.yaml"
+    file.write_text(yaml_io.dump(default_catalog()))
+    assert "is a valid catalog" in llmgw("ctl", "models", "check", "-f", str(file)).stdout
+    assert not Model.objects.exists()
+    done = llmgw("ctl", "models", "apply", "-f", str(file), "--note", "first")
+    assert (done.exit_code, done.stdout) == (0, "added: smollm2\nThe catalog is at version 1.\n")
+    assert "Nothing changed." in llmgw("ctl", "models", "apply", "-f", "-", input=file.read_text()).stdout
+    listed = llmgw("ctl", "models")
+    assert listed.stdout.splitlines() == [
+        "smollm2  min 1  max 1",
+        "  cpu  llamacpp  cpu  tp 1  nodes 1  priority 0",
+    ]
+    assert llmgw("ctl", "models", "export").stdout == file.read_text()
+    llmgw("ctl", "models", "export", "-o", str(out))
+    assert out.read_text() == file.read_text()
+    assert json.loads(llmgw("ctl", "models", "export", "--json").stdout)["models"][0]["name"] == "smollm2"
+    assert "removed: smollm2" in llmgw("ctl", "models", "apply", "-f", "-", input="models: []").stdout
+    assert "first" in llmgw("ctl", "models", "versions").stdout
+    back = llmgw("ctl", "models", "rollback", "1")
+    assert back.stdout == "added: smollm2\nThe catalog is at version 3.\n"
+
+
+def test_a_typo_is_told_with_its_line_and_the_old_catalog_stays(llmgw: Ctl, tmp_path: Path) -> None:
+    catalog_actions.apply_catalog(models=default_catalog(), actor=SYSTEM)
+    file = tmp_path / "catalog.yaml"
+    file.write_text("models:\n- name: a\n  sorce: /a\n  alias: x\n")
+    done = llmgw("ctl", "models", "apply", "-f", str(file))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "  line 3, model a: sorce: The key sorce is unknown. Did you mean source?\n" in done.stderr
+    assert Model.objects.get().name == "smollm2"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"x" * (2 * 1024 * 1024 + 1)])
+def test_a_file_that_cannot_be_sent_is_named(llmgw: Ctl, tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "catalog.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    done = llmgw("ctl", "models", "apply", "-f", str(file))
+    assert done.exit_code == 2
+    assert str(file) in done.stderr
+
+
+def test_an_export_that_cannot_be_written_says_so(llmgw: Ctl, tmp_path: Path) -> None:
+    done = llmgw("ctl", "models", "export", "-o", str(tmp_path / "no" / "out.yaml"))
+    assert done.exit_code == 2
+    assert "cannot be written: No such file or directory" in done.stderr
+
+
+# --- keys and usage --------------------------------------------------------------------------------------------------
+def test_a_key_is_made_listed_and_revoked_by_prefix(llmgw: Ctl) -> None:
+    project = factories.make_project("Apps")
+    ends = (timezone.now() + timedelta(days=3)).isoformat()
+    made = llmgw("ctl", "keys", "make", "ci", "--model", "smollm2", "--expires", ends)
+    secret = made.stdout.strip()
+    row = Key.objects.get(digest=digest(secret))
+    assert (row.project, row.models_allowed, made.stderr) == (
+        project,
+        ["smollm2"],
+        "This is key ci of Apps; it is not shown again.\n",
+    )
+    assert row.prefix in llmgw("ctl", "keys", "list").stdout
+    assert "is revoked" in llmgw("ctl", "keys", "revoke", secret).stdout
+    assert "revoked" in llmgw("ctl", "keys", "list").stdout
+    gone = llmgw("ctl", "keys", "revoke", secret)
+    assert (gone.exit_code, secret in gone.output) == (1, False)
+
+
+def test_what_could_be_several_is_asked_back(llmgw: Ctl) -> None:
+    assert "no project that you can see" in llmgw("ctl", "keys", "make", "n").stderr
+    first, second = factories.make_project("Apps"), factories.make_project("Apps")
+    done = llmgw("ctl", "keys", "make", "n")
+    assert done.exit_code == 2
+    assert f"Apps ({first.pk})" in done.stderr
+    assert "give its number" in llmgw("ctl", "keys", "make", "n", "--project", "Apps").stderr
+    assert "no project X" in llmgw("ctl", "keys", "make", "n", "--project", "X").stderr
+    assert llmgw("ctl", "keys", "make", "n", "--project", str(second.pk)).exit_code == 0
+    factories.make_key(project=first)
+    done = llmgw("ctl", "keys", "revoke", "sk-")
+    assert (done.exit_code, "give its number" in done.stderr) == (2, True)
+    assert "is revoked" in llmgw("ctl", "keys", "revoke", str(Key.objects.latest("pk").pk)).stdout
+    wrong = llmgw("ctl", "keys", "make", "n", "--project", str(first.pk), "--expires", "soon")
+    assert (wrong.exit_code, "expires_at: " in wrong.stderr) == (1, True)
+
+
+def test_usage_is_summed_and_listed(llmgw: Ctl) -> None:
+    project = factories.make_project("Apps")
+    make_usage(project, request_id="r1", at=timezone.now(), prompt_tokens=None)
+    done = llmgw("ctl", "usage", "--project", "Apps", "--model", "smollm2")
+    assert "1 requests, 0 failed, 0 tokens read, 4 written" in done.stdout
+    assert "r1" in done.stdout
+    assert json.loads(llmgw("ctl", "usage", "--json").stdout)["totals"]["requests"] == 1
+
+
+# --- why -------------------------------------------------------------------------------------------------------------
+def test_why_explains_whatever_has_a_name(llmgw: Ctl) -> None:
+    cluster()
+    project = factories.make_project("Apps")
+    make_usage(project, request_id="req-1", replica="smollm2-1", node="box", first_token_ms=285, streamed=True)
+    make_usage(project, request_id="req-2", status=503, error_code="no_endpoint", prompt_tokens=None, estimated=True)
+    assert "Replica smollm2-1 of smollm2 (cpu, llamacpp) is ready." in llmgw("why", "smollm2-1").stdout
+    failed = llmgw("why", "smollm2-2").stdout
+    assert "is failed." in failed
+    assert "The engine's last lines:\n  one\n  two [31m\n" in failed
+    assert "Model smollm2 is" in llmgw("why", "default").stdout
+    assert "It became ready" in llmgw("why", "smollm2").stdout
+    llmgw("ctl", "cordon", "box")
+    assert "It is cordoned" in llmgw("why", "box").stdout
+    answered = llmgw("why", "req-1").stdout
+    assert "was answered: HTTP 200." in answered
+    assert "first token after 285 ms" in answered
+    refused = llmgw("why", "req-2").stdout
+    assert "failed with no_endpoint: HTTP 503." in refused
+    assert "no replica was reached" in refused
+    assert "– tokens read, 4 written (estimated)" in refused
+    assert json.loads(llmgw("why", "req-1", "--json").stdout)["kind"] == "request"
+    nothing = llmgw("why", "nothing")
+    assert (nothing.exit_code, "llmgw ctl status" in nothing.stderr) == (1, True)
+
+
+def test_people_who_do_not_operate_still_learn_about_their_requests(
+    llmgw: Ctl, live_server: LiveServer, tmp_path: Path
+) -> None:
+    alice = factories.make_user("alice")
+    make_usage(factories.make_project("Apps", team=factories.make_team(owner=alice)), request_id="hers")
+    _, secret = actions.make_api_token(user=alice, name="ctl", scopes=["read"], actor=SYSTEM)
+    mine = tmp_path / "mine"
+    mine.write_text(secret)
+    options = ("--url", live_server.url, "--token-file", str(mine))
+    assert "Request hers to smollm2 was answered" in llmgw("why", "hers", *options).stdout
+    hidden = llmgw("ctl", *options, "status")
+    assert hidden.exit_code == 1
+    assert "llmgw: There is nothing here that you can see.\n" in hidden.stderr
+
+
+# --- as a program ----------------------------------------------------------------------------------------------------
+def test_the_command_itself_imports_no_django_and_prints_in_any_locale(token_file: Path) -> None:
+    cluster()
+    code = (
+        "import sys; sys.argv = ['llmgw', 'ctl', 'status']\n"
+        "from llmgw.cli.main import main\n"
+        "try: main()\n"
+        "finally: print('django' in sys.modules, file=sys.stderr)"
+    )
+    environment = {"PATH": os.environ["PATH"], "LLMGW_TOKEN_FILE": str(token_file), "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (0, "False"), done.stderr
+    assert b"smollm2-1" in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['llmgw', 'ctl', 'models', '--help']\n"
+        "from llmgw.cli.ctl import app\n"
+        "print(sorted({'httpx', 'rich.table', 'django', 'llmgw.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,164 @@
+"""Where `ctl` finds its control plane, and what it says when it does not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llmgw.cli import client, ctl
+from llmgw.cli.client import CtlError, Server, find
+
+TOKEN = "at-" + "x" * 43
+
+
+def keep(path: Path, **held: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(held))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, str]:
+    keep(tmp_path / "secrets" / "ctl.json", url="http://127.0.0.1:9/", token=TOKEN)
+    return {"LLMGW_DATA_DIR": str(tmp_path)}
+
+
+def test_without_options_the_data_directory_says_where(data: dict[str, str]) -> None:
+    assert find(None, None, data) == Server("http://127.0.0.1:9", TOKEN)
+    assert find("http://127.0.0.1:9", None, data) == Server("http://127.0.0.1:9", TOKEN)
+
+
+def test_the_configuration_may_name_the_data_directory(data: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmgw import config
+
+    known = config.current()
+    kept = keep(known.secrets_dir / "ctl.json", url="http://127.0.0.1:8/", token=TOKEN)
+    assert find(None, None, {"LLMGW_CONFIG": "server.yaml"}).url == "http://127.0.0.1:8"
+    kept.unlink()
+
+
+def test_options_win_over_the_environment(tmp_path: Path) -> None:
+    named = tmp_path / "token"
+    named.write_text(f"{TOKEN}\n")
+    environment = {"LLMGW_URL": "http://a", "LLMGW_TOKEN_FILE": str(named)}
+    assert find(None, None, environment) == Server("http://a", TOKEN)
+    assert find("https://b:1/", named, environment) == Server("https://b:1", TOKEN)
+    assert find(None, named, {}) == Server(client.DEFAULT_URL, TOKEN)
+    assert find(None, keep(tmp_path / "j", url="http://c", token=TOKEN), {}) == Server("http://c", TOKEN)
+
+
+def test_a_token_is_never_shown_to_another_server(data: dict[str, str]) -> None:
+    with pytest.raises(CtlError, match="not of http://elsewhere") as error:
+        find("http://elsewhere", None, data)
+    assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"token": 3}', "sk-abc", "at-\u00e9", "at-a\nb", '{"url": "http://x"}']
+)
+def test_a_file_without_a_token_is_named_and_its_text_is_not(tmp_path: Path, text: str) -> None:
+    named = tmp_path / "token"
+    named.write_text(text)
+    with pytest.raises(CtlError, match=str(named)) as error:
+        find(None, named, {})
+    assert "abc" not in str(error.value)
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CtlError, match="No such file"):
+        find(None, tmp_path / "none", {})
+    with pytest.raises(CtlError, match="set LLMGW_DATA_DIR"):
+        find(None, None, {"LLMGW_DATA_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    "url", ["x", "ftp://a", "http://", "http://u:p@h", "http://h:99999", "http://h/?a=b", "http://[a"]
+)
+def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    named = tmp_path / "token"
+    named.write_text(TOKEN)
+    with pytest.raises(CtlError, match="is not an address"):
+        find(url, named, {})
+
+
+# --- what servers answer ---------------------------------------------------------------------------------------------
+class Strange(BaseHTTPRequestHandler):
+    answers: list[tuple[int, bytes]] = []
+
+    def do_GET(self) -> None:
+        status, body = self.answers.pop(0)
+        if status == 0:
+            self.connection.close()
+            return
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Iterator[list[str]]:
+    """Options that lead to a server which answers what `Strange.answers` holds."""
+    server = HTTPServer(("127.0.0.1", 0), Strange)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    named = keep(tmp_path / "token", url=f"http://127.0.0.1:{server.server_port}", token=TOKEN)
+    yield ["--token-file", str(named)]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+REFUSAL = json.dumps(
+    {
+        "error": {
+            "code": "x",
+            "message": "No.",
+            "problems": [
+                {"line": 3, "model": "m", "profile": "p", "field": "tp", "text": "Too many."},
+                {"line": None, "model": "", "profile": "", "field": "", "text": "Bad."},
+            ],
+        }
+    }
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ((200, b"<html>"), 2, "like something else than llmgw"),
+        ((500, b"<html>"), 2, "like something else than llmgw (HTTP 500)"),
+        ((404, b'{"detail": 1}'), 2, "like something else"),
+        ((401, b'{"error": {"message": "Expired."}}'), 2, "Expired. Name a valid one with --token-file."),
+        ((403, b'{"error": {"message": "Not you."}}'), 1, "llmgw: Not you."),
+        ((400, REFUSAL), 1, "llmgw: No.\n  line 3, model m, profile p: tp: Too many.\n  Bad.\n"),
+        ((0, b""), 2, "broke off"),
+    ],
+)
+def test_every_answer_ends_in_a_sentence_and_an_exit_code(
+    strange: list[str], answer: tuple[int, bytes], code: int, words: str
+) -> None:
+    Strange.answers = [answer]
+    done = CliRunner().invoke(ctl.app, [*strange, "status", "--json"])
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert TOKEN not in done.stderr
+
+
+def test_where_nobody_listens_the_next_step_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+    named = keep(tmp_path / "token", url=url, token=TOKEN)
+    done = CliRunner().invoke(ctl.app, ["--token-file", str(named), "status"])
+    assert (done.exit_code, done.stderr) == (2, f"llmgw: No llmgw answers at {url}. Start it with: llmgw up\n")
