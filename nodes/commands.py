@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import msgspec
@@ -75,7 +74,7 @@ def withdraw_starts(replica: str) -> bool:
     return never_sent
 
 
-def discard(replicas: Iterable[str]) -> None:
-    """Drop what concerns replicas that are over, but for stops that are still to be heard."""
-    rows = Command.objects.filter(replica__in=list(replicas))
+def discard(replica: str) -> None:
+    """Drop what concerns a replica that is over, but for stops that are still to be heard."""
+    rows = Command.objects.filter(replica=replica)
     rows.filter(Q(body__type="start_shard") | ~Q(acknowledged_at=None)).delete()

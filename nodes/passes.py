@@ -16,7 +16,7 @@ from agent import protocol
 from llmgw.core import doorbell, lease
 from nodes import commands, reconcile, snapshot, state, timeline
 from nodes.expiry import Expired
-from nodes.models import Backoff, ModelStatus, Node, Replica, Shard, Wanted
+from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
 from nodes.poke import poke
 from nodes.reconcile import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
 
@@ -45,10 +45,15 @@ def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime |
 
 def apply(plan: Plan, now: datetime) -> bool:
     """Carry out the actions that still fit; whether there were any. Call inside a transaction."""
-    done = [action for action in plan.actions if _do(action, now)]
-    if done:
+    acted = False
+    for action in plan.actions:
+        if _do(action, now):
+            acted = True
+        elif isinstance(action, Expired):
+            break  # the node has spoken meanwhile: what follows was decided without it
+    if acted:
         doorbell.table_changed()
-    return bool(done)
+    return acted
 
 
 def _do(action: Action, now: datetime) -> bool:
@@ -146,7 +151,8 @@ def _stop(action: Stop, now: datetime) -> bool:
 def _forget(action: Forget, now: datetime) -> bool:
     gone, _ = Replica.objects.filter(name=action.replica).delete()
     if gone:
-        commands.discard([action.replica])
+        commands.discard(action.replica)
+        ReplicaLoad.objects.filter(replica=action.replica).delete()
         timeline.note("gone", action.why, at=now, model=action.model, replica=action.replica)
     return bool(gone)
 
@@ -196,4 +202,4 @@ def _remember(changed: Reasons, now: datetime) -> None:
             first = reasons[0]
             where = f"node {first.node} {first.reason}" if first.node else first.reason
             rest = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            timeline.note("unplaced", f"{model} finds no place: {where}{rest}", at=now, model=model)
+            timeline.note("unplaced", f"model {model} finds no place: {where}{rest}", at=now, model=model)

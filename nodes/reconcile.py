@@ -377,7 +377,8 @@ def _failures(view: View, fates: Iterable[Sequence[object]]) -> tuple[BackOff, .
         failures = held.failures + 1 if held and held.profile_digest == replica.profile_digest else 1
         next_try_at = view.now + backoff.delay(failures, backoff.jitter_of(*key, str(failures)))
         step = Backoff(*key, replica.profile_digest, failures, next_try_at, failed.reason, replica.tail)
-        why = f"{replica.model} ({replica.profile}) is tried again at {next_try_at:%H:%M:%S} UTC, failure {failures}"
+        again = f"is tried again at {next_try_at:%H:%M:%S} UTC, failure {failures}"
+        why = f"model {replica.model} ({replica.profile}) {again}"
         found[key] = BackOff(step, why)
     return tuple(found.values())
 
@@ -395,7 +396,7 @@ def _recoveries(view: View, failed: Sequence[BackOff]) -> tuple[Recover, ...]:
         if key in failing:
             continue
         if view.digests.get(key) != held.profile_digest:
-            found.append(Recover(*key, f"{held.model} ({held.profile}) is tried afresh: it changed"))
+            found.append(Recover(*key, f"model {held.model} ({held.profile}) is tried afresh: it changed"))
         elif key in healthy:
-            found.append(Recover(*key, f"{held.model} ({held.profile}) is healthy again"))
+            found.append(Recover(*key, f"model {held.model} ({held.profile}) is healthy again"))
     return tuple(found)

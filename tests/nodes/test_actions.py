@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from celery import Celery
 from django.utils import timezone
 
 from agent import protocol
 from llmgw.core import lease
 from llmgw.core.models import Lease, Revision, Secret
-from nodes import actions, commands, passes, tasks
+from nodes import actions, commands, passes, poke, reconcile, snapshot, tasks
 from nodes.engine_keys import SECRET_NAME, engine_key
 from nodes.models import Command, Event, ModelStatus, Node, Replica
 from tenants.audit import SYSTEM
@@ -18,6 +19,9 @@ from tenants.models import AuditEntry
 from tests.factories import make_model, make_node, make_replica
 
 pytestmark = pytest.mark.django_db
+
+lonely = Celery(broker="redis://127.0.0.1:1/0", set_as_current=False)
+"""Nobody listens on port 1."""
 
 
 def audited() -> list[tuple[str, str]]:
@@ -292,6 +296,28 @@ def test_a_pass_that_breaks_is_logged_and_ends(caplog: pytest.LogCaptureFixture)
     ModelStatus.objects.create(model="m", reasons=[{"wrong": "shape"}])
     tasks.reconcile()
     assert "A pass failed; the next one runs within 3 s" in caplog.text
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_a_node_that_speaks_while_a_pass_gives_it_up_keeps_its_replicas(speaks: bool) -> None:
+    now = timezone.now()
+    make_model(min=0, max=1)
+    node = make_node("one", seen_at=now - timedelta(hours=1), connection="c")
+    make_replica(node=node)
+    plan = reconcile.plan(snapshot.take(now), now)
+    if speaks:
+        actions.heartbeat(node="one", connection="c", load=protocol.NodeLoad(), changed=(), now=now)
+    assert passes.apply(plan, now) is not speaks
+    assert Replica.objects.exists() is speaks
+
+
+def test_a_broker_that_is_away_is_only_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(poke, "APP", "tests.nodes.test_actions.lonely")
+    with django_capture_on_commit_callbacks(execute=True):
+        passes.poke()
+    assert "the next one runs within 3 s" in caplog.text
 
 
 def test_a_poke_puts_a_pass_into_the_queue_on_commit(django_capture_on_commit_callbacks) -> None:  # type: ignore[no-untyped-def]

@@ -63,7 +63,7 @@ def test_a_model_that_fits_nowhere_says_why_for_every_node(world: World) -> None
     world.run(2)
     reasons = {each["node"]: each["reason"] for each in ModelStatus.objects.get(model="smollm2").reasons}
     assert reasons == {"one": "has 17.2 GB of memory left, 500.0 GB are required", "two": "is cordoned"}
-    assert world.told()[-1].startswith("Smollm2 finds no place: node one has 17.2 GB")
+    assert world.told()[-1].startswith("Model smollm2 finds no place: node one has 17.2 GB")
     actions.uncordon_node(node=agent.node, actor=SYSTEM)
     catalog.Model.objects.update(required_memory_gb=1)
     world.run(6)
@@ -88,7 +88,7 @@ def test_a_killed_engine_is_rebuilt_after_its_backoff(world: World) -> None:
     assert world.ready("smollm2") == [again.spec.replica]
     world.run(125, step=5)
     assert not Backoff.objects.exists()
-    assert world.told()[-1] == "Smollm2 (cpu) is healthy again"
+    assert world.told()[-1] == "Model smollm2 (cpu) is healthy again"
 
 
 def test_an_engine_that_never_comes_up_is_tried_ever_more_rarely(world: World) -> None:
