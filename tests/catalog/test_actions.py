@@ -151,7 +151,8 @@ print(actions.current_version(), sorted(model.name for model in Model.objects.sn
 
 def test_changes_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
     """On a file of its own: the tests' store in memory has other locks than the product's."""
-    environment = {**os.environ, "LLMGW_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "llmgw.settings"}
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("LLMGW_")}
+    environment |= {"LLMGW_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "llmgw.settings"}
     done = subprocess.run(
         [sys.executable, "-c", IN_THREADS], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
