@@ -318,11 +318,18 @@ def _one_placement(
 
 
 def _settled(view: View) -> bool:
-    """Whether what runs is known: every node has registered since we took the lead, or has had the time to (ND-45)."""
-    since = view.cluster.since
-    if since is None or view.now - since >= view.cluster.rules.settle:
+    """Whether what runs is known (ND-45): every node has told it lately, or has had the time to since we lead."""
+    since, settle = view.cluster.since, view.cluster.rules.settle
+    if since is None or view.now - since >= settle:
         return True
-    return all(node.registered_at is not None and node.registered_at >= since for node in view.nodes.values())
+    return all(_told(node, since, settle) for node in view.nodes.values())
+
+
+def _told(node: Node, since: datetime, settle: timedelta) -> bool:
+    """A register, which rebuilds the rows, counts from shortly before too; a heartbeat comes only after a register."""
+    if node.registered_at is None or node.last_seen_at is None:
+        return False
+    return node.registered_at >= since - settle or node.last_seen_at > since
 
 
 def _held(view: View, failed: Sequence[BackOff]) -> dict[tuple[str, str], Backoff]:

@@ -25,6 +25,7 @@ from llmgw.core import secret_file
 from llmgw.ops import prepare, serve
 
 NODE = "local"
+BOOTSTRAP_KEY_FILE = "bootstrap-key"
 FREE_BYTES = 1024**3
 """What the engine, the small model and the database need at first, with room to work."""
 READY_WITHIN_S = 600
@@ -117,8 +118,13 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
                 f"--bootstrap-file {bootstrap_file}: its directory cannot be written. Name another place."
             )
     with _only_one(settings.data_dir):
-        kept = _kept_key(bootstrap_file)
-        first = prepare.prepare(kept_key=kept, wants_key=bootstrap_file is not None)
+        if bootstrap_file:
+            # A file from a run that was killed would tell a waiting script that this one serves already.
+            bootstrap_file.unlink(missing_ok=True)
+            first = prepare.prepare(kept_key=_kept_key(settings), wants_key=True)
+            secret_file.write(settings.secrets_dir / BOOTSTRAP_KEY_FILE, f"{first.project_key}\n")
+        else:
+            first = prepare.prepare()
         prepare.write_ctl_file(settings.base_url)
         prepare.node_token(NODE)
         agent_file = _write_agent_file(settings)
@@ -176,6 +182,8 @@ def _run(settings: Settings, parts: Parts, first: prepare.First, bootstrap_file:
             _pause(wake, 0.2 if not announced else 1.0)
     finally:
         say("stopping: agent with its engines, pages and API, worker")
+        if bootstrap_file:
+            bootstrap_file.unlink(missing_ok=True)
         parts.stop()
         say("stopped")
     return 0
@@ -281,16 +289,10 @@ def _write_bootstrap(path: Path, settings: Settings, first: prepare.First, parts
     )
 
 
-def _kept_key(bootstrap_file: Path | None) -> str | None:
-    """The key that an earlier run wrote into the same file, which goes: it appears again once this run serves."""
-    if bootstrap_file is None or not bootstrap_file.exists():
-        return None
-    try:
-        key = json.loads(bootstrap_file.read_text()).get("project_key")
-        bootstrap_file.unlink()
-    except (OSError, ValueError, AttributeError):
-        return None
-    return key if isinstance(key, str) else None
+def _kept_key(settings: Settings) -> str | None:
+    """The key that an earlier run with --bootstrap-file handed out."""
+    path = settings.secrets_dir / BOOTSTRAP_KEY_FILE
+    return path.read_text().strip() if path.exists() else None
 
 
 def need_space(data_dir: Path, free_bytes: int) -> None:

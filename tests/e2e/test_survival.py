@@ -139,6 +139,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_is_warm_and_keeps_all() -> N
         key = one.key
         assert one.stop(signal.SIGINT) == 0
         assert one.all_pids() == [], "processes were left behind"
+        assert not one.bootstrap_file.exists(), "it would name processes that are gone"
         one.start()
         assert one.key == key, "a script that starts again keeps its key"
         wait_for_usage(one, request_id)
