@@ -209,6 +209,24 @@ def test_after_a_restart_placing_does_not_wait_once_all_have_registered(world: W
     assert world.starts == 1
 
 
+def test_a_restarted_worker_need_not_wait_for_streams_that_go_on(world: World) -> None:
+    make_model()
+    world.add("one")
+    world.now += timedelta(seconds=10)
+    world.since = world.now
+    world.run(1)  # with a heartbeat in it
+    assert world.starts == 1
+
+
+def test_a_register_from_just_before_the_lead_was_taken_counts(world: World) -> None:
+    make_model()
+    world.add("one").silent = True
+    world.now += timedelta(seconds=1)
+    world.since = world.now
+    world.reconcile()
+    assert world.starts == 1
+
+
 def test_a_long_pause_of_the_control_plane_loses_no_node(world: World) -> None:
     make_model()
     world.add("one")
