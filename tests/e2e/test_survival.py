@@ -130,7 +130,8 @@ def test_a_killed_engine_is_rebuilt_after_a_pause_that_the_pages_show(running: P
     (replacement,) = running.engine_pids()
     assert replacement != engine
     events = " ".join(event["text"] for event in running.api("/api/v1/events")["results"])
-    assert "signal 9" in events
+    # An agent that adopted the engine is not its parent, and says that it cannot know more.
+    assert "killed by signal 9" in events or "exit status unknown" in events
 
 
 def test_ctrl_c_stops_everything_and_the_next_start_is_warm_and_keeps_all() -> None:
