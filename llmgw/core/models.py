@@ -13,6 +13,9 @@ class Revision(models.Model):
 
     number = models.BigIntegerField(default=0)
 
+    def __str__(self) -> str:
+        return f"revision {self.number}"
+
     @classmethod
     def current(cls) -> int:
         return cls.objects.values_list("number", flat=True).filter(pk=1).first() or 0
@@ -35,6 +38,9 @@ class Lease(models.Model):
     since = models.DateTimeField()
     expires_at = models.DateTimeField()
 
+    def __str__(self) -> str:
+        return f"{self.name} held by {self.holder}"
+
 
 class Secret(models.Model):
     """A random value made on first use and kept in the store, so that every control plane knows the same one."""
@@ -42,6 +48,9 @@ class Secret(models.Model):
     name = models.CharField(max_length=40, primary_key=True)
     value = models.CharField(max_length=200)
     made_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
 
     @classmethod
     def named(cls, name: str) -> bytes:

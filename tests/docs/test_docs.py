@@ -91,11 +91,7 @@ def objection(text: str) -> str:
     if hasattr(command, "commands"):
         return ""
     names = {parameter.name for parameter in command.params if parameter.param_type_name == "argument"}
-    return (
-        ""
-        if names or len(words) <= depth or words[depth][0] in "-("
-        else f"{command.name} takes no {words[depth]}"
-    )
+    return "" if names or len(words) <= depth or words[depth][0] in "-(" else f"{command.name} takes no {words[depth]}"
     return ""
 
 
