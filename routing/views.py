@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from catalog.models import Model
 from routing import welcome
 from tenants import actions, usage
-from tenants.access import members, person
+from tenants.access import members, person, private
 from tenants.audit import Actor
 from tenants.forms import KeyForm
 from tenants.models import Key, Project, Usage, User
@@ -29,7 +29,7 @@ def home(request: HttpRequest) -> HttpResponse:
     models = welcome.served(user)
     context: dict[str, object] = {"models": models, "model": welcome.example_model(models)}
     if user is None:
-        return render(request, "routing/landing.html", context)
+        return private(render(request, "routing/landing.html", context))
     now = timezone.now()
     steps = welcome.steps(user)
     context |= {
@@ -39,7 +39,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "projects": usage.today_by_project(now, user, limit=10),
     }
     template = "routing/_home.html" if getattr(request, "htmx", False) else "routing/home.html"
-    return render(request, template, context)
+    return private(render(request, template, context))
 
 
 @require_safe
@@ -120,7 +120,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
         "chosen": chosen,
         "filters": {name: value for name, value in chosen.items() if value},
         "first_page": not usage.read_cursor(before),
-        "models": list(Model.objects.values_list("name", flat=True)[:20]),
+        "models": list(Model.objects.values_list("name", flat=True)[:8]),
     }
     template = "routing/_request_rows.html" if getattr(request, "htmx", False) else "routing/request_list.html"
     return render(request, template, context)

@@ -29,7 +29,7 @@ def members(view: View[P]) -> View[P]:
     def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         if not request.user.is_authenticated:
             return _sign_in_first(request)
-        return _private(view(request, *args, **kwargs))
+        return private(view(request, *args, **kwargs))
 
     return guarded  # type: ignore[return-value]  # wraps() loses that `request` is positional
 
@@ -43,7 +43,7 @@ def operators(view: View[P]) -> View[P]:
             return _sign_in_first(request)
         if not person(request).is_operator:
             raise Http404
-        return _private(view(request, *args, **kwargs))
+        return private(view(request, *args, **kwargs))
 
     return guarded  # type: ignore[return-value]  # wraps() loses that `request` is positional
 
@@ -55,7 +55,8 @@ def _sign_in_first(request: HttpRequest) -> HttpResponse:
     return redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
 
 
-def _private(response: HttpResponse) -> HttpResponse:
+def private(response: HttpResponse) -> HttpResponse:
+    """For this person's browser only, asked for anew each time, apart from the fragment of the same address."""
     patch_cache_control(response, private=True, no_cache=True)
     patch_vary_headers(response, ["HX-Request"])
     return response

@@ -49,9 +49,17 @@ class Audited(ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: models.Model, form: ModelForm[Any], change: bool) -> None:
         super().save_model(request, obj, form, change)
-        shown = {name: str(form.cleaned_data.get(name)) for name in form.changed_data if name not in SECRETS}
-        before = {name: str(form.initial.get(name)) for name in shown} if change else None
-        self._note(request, "change" if change else "make", obj, before=before, after=shown)
+        columns = {field.name for field in obj._meta.fields} - SECRETS  # a form has more, such as new passwords
+        named = [name for name in form.changed_data if name in columns]
+        after = {name: str(form.cleaned_data.get(name)) for name in named}
+        if not change:
+            self._note(request, "make", obj, after=after)
+            return
+        before = {name: str(form.initial.get(name)) for name in named}
+        for name in named:  # a JSON field counts as changed when only its text was
+            if before[name] == after[name]:
+                del before[name], after[name]
+        self._note(request, "change", obj, before=before, after=after)
 
     def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
         super().save_formset(request, form, formset, change)
@@ -76,6 +84,17 @@ class Audited(ModelAdmin):
         doorbell.table_changed()
 
 
+class NewUserForm(UserCreationForm):
+    class Meta(UserCreationForm.Meta):
+        model = User
+        fields = ["username"]
+
+
+class ChangeUserForm(UserChangeForm):
+    class Meta(UserChangeForm.Meta):
+        model = User
+
+
 class MembershipInline(TabularInline):
     model = Membership
     extra = 0
@@ -83,9 +102,9 @@ class MembershipInline(TabularInline):
 
 
 @admin.register(User)
-class UserAdmin(Audited, DjangoUserAdmin):  # type: ignore[type-arg]
-    form = UserChangeForm
-    add_form = UserCreationForm
+class UserAdmin(DjangoUserAdmin, Audited):  # type: ignore[type-arg]
+    form = ChangeUserForm
+    add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
     list_display = ["username", "email", "is_superuser", "is_active", "last_login"]
     list_filter = ["is_superuser", "is_active"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 CHROMIUM = "/usr/bin/chromium"
@@ -24,7 +25,12 @@ QUIET = (
 SHOTS = Path(__file__).parent / "shots"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(autouse=True)
+def quick_passwords(settings: Settings) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Playwright's loop runs in this thread, which Django takes for asynchronous code that must not touch the database.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
@@ -53,17 +59,14 @@ def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
     assert not wrong
 
 
-def shoot(page: Page, name: str) -> None:
-    """Screenshots at two widths in both themes, to be looked at."""
-    SHOTS.mkdir(exist_ok=True)
-    for width, height in ((1440, 1000), (390, 844)):
+def look(page: Page, name: str) -> None:
+    """Nothing scrolls sideways, wide or narrow. With LLMGW_SHOTS set, pictures in both themes to be looked at."""
+    for width, height in ((390, 844), (1440, 1000)):
         page.set_viewport_size({"width": width, "height": height})
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            page.screenshot(path=SHOTS / f"{name}-{width}-{theme}.png", full_page=True)
-    page.set_viewport_size({"width": 1440, "height": 1000})
-
-
-def fits(page: Page) -> bool:
-    """Whether nothing makes the page scroll sideways."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+        fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        assert page.evaluate(fits), f"{name} scrolls sideways at {width} px"
+        if os.environ.get("LLMGW_SHOTS"):
+            SHOTS.mkdir(exist_ok=True)
+            for theme in ("dark", "light"):
+                page.emulate_media(color_scheme=theme)
+                page.screenshot(path=SHOTS / f"{name}-{width}-{theme}.png", full_page=True)

@@ -16,7 +16,7 @@ from tenants import sign_in
 from tenants.models import AuditEntry, Key, User
 from tests import factories
 from tests.pages import rows
-from tests.pages.conftest import fits, shoot
+from tests.pages.conftest import look
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -41,14 +41,14 @@ def come_in(page: Page, user: User) -> None:
 def test_an_operator_comes_by_the_first_link_and_is_led_to_the_admin(page: Page) -> None:
     operator = rows.make_operator()
     page.goto(sign_in.make_first_link(operator))
-    shoot(page, "first-sign-in")
+    look(page, "first-sign-in")
     page.get_by_role("button", name="Sign in").click()
-    shoot(page, "password")
+    look(page, "password")
     page.get_by_label("New password", exact=True).fill("a much longer phrase")
     page.get_by_label("New password confirmation").fill("a much longer phrase")
     page.get_by_role("button", name="Save password").click()
     expect(page.get_by_role("heading", name="Enrol a second factor")).to_be_visible()
-    shoot(page, "two-factor")
+    look(page, "two-factor")
     page.goto("/admin/")
     expect(page.get_by_role("heading", name="Enrol a second factor")).to_be_visible()
     page.get_by_role("textbox", name="Code").fill(code_of(TOTPDevice.objects.get()))
@@ -56,20 +56,20 @@ def test_an_operator_comes_by_the_first_link_and_is_led_to_the_admin(page: Page)
     expect(page.get_by_role("heading", name="Backup codes")).to_be_visible()
     backup = page.locator(".copy code").inner_text().split()
     assert len(backup) == 10
-    shoot(page, "backup-codes")
+    look(page, "backup-codes")
     page.get_by_role("link", name="I have kept them").click()
     expect(page).to_have_url(re.compile(r"/admin/$"))
     expect(page.get_by_role("heading", name="Capacity").first).to_be_visible()
-    shoot(page, "admin")
+    look(page, "admin")
 
     page.goto("/account/")
-    shoot(page, "account")
+    look(page, "account")
     page.get_by_role("button", name="Sign out", exact=True).first.click()
     page.goto("/sign-in/?next=/account/")
     page.get_by_label("Username").fill("root")
     page.get_by_label("Password").fill("a much longer phrase")
     page.get_by_role("button", name="Sign in").click()
-    shoot(page, "sign-in-code")
+    look(page, "sign-in-code")
     page.get_by_role("textbox", name="Code").fill(backup[0])
     page.get_by_role("button", name="Go on").click()
     expect(page).to_have_url(re.compile(r"/account/$"))
@@ -83,14 +83,14 @@ def test_a_member_makes_a_key_sees_its_first_call_arrive_and_revokes_it(page: Pa
     factories.make_model()
     factories.make_replica("smollm2-1", node=factories.make_node("node1"))
     page.goto("/")
-    shoot(page, "landing")
+    look(page, "landing")
     page.goto("/sign-in/")
-    shoot(page, "sign-in")
+    look(page, "sign-in")
     come_in(page, member)
     expect(page.get_by_text("Make a key", exact=True)).to_be_visible()
-    shoot(page, "home-new")
+    look(page, "home-new")
     page.get_by_role("link", name="New key").click()
-    shoot(page, "key-make")
+    look(page, "key-make")
     page.get_by_label("Name").fill("laptop")
     page.get_by_role("button", name="Make key").click()
     secret = page.locator(".secret code").inner_text()
@@ -101,14 +101,14 @@ def test_a_member_makes_a_key_sees_its_first_call_arrive_and_revokes_it(page: Pa
     page.get_by_text("Python", exact=True).click()
     expect(page.locator(".tab:visible")).to_contain_text('model="smollm2"')
     expect(page.get_by_text("Waiting for the first call")).to_be_visible()
-    shoot(page, "key-made")
+    look(page, "key-made")
     rows.make_usage(key=key)
     expect(page.get_by_text("answered: 20 tokens, 285 ms")).to_be_visible()
     assert page.locator("#first-call[hx-get]").count() == 0
     page.goto("/keys/")
-    shoot(page, "key-list")
+    look(page, "key-list")
     page.get_by_role("link", name="Revoke", exact=True).click()
-    shoot(page, "key-revoke")
+    look(page, "key-revoke")
     page.get_by_role("button", name="Revoke key").click()
     expect(page.get_by_text("is revoked")).to_be_visible()
     key.refresh_from_db()
@@ -130,16 +130,11 @@ def test_the_cluster_pages_hold_any_number_of_rows(page: Page, count: int) -> No
     come_in(page, operator)
     for name in ("dashboard", "nodes", "models", "replicas", "requests"):
         page.goto(f"/{name}/")
-        shoot(page, f"{name}-{count}")
-        assert fits(page)
-        page.set_viewport_size({"width": 390, "height": 844})
-        assert fits(page)
-        page.set_viewport_size({"width": 1440, "height": 1000})
+        look(page, f"{name}-{count}")
     if count == 50:
         for name in ("nodes/node-0000", "models/model-0004", "replicas/model-0004-1", "requests/req-0"):
             page.goto(f"/{name}/")
-            shoot(page, name.replace("/", "-"))
-            assert fits(page)
+            look(page, name.replace("/", "-"))
 
 
 def test_the_dashboard_refreshes_itself_and_rests_while_hidden(page: Page) -> None:

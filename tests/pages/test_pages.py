@@ -1,0 +1,360 @@
+"""What pages say, how many queries they take, and how fast they are with many rows."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from nodes.models import Backoff, Node, Replica, Shard
+from tenants import actions
+from tenants.audit import SYSTEM
+from tenants.models import Key, Role, Usage, User
+from tests import factories
+from tests.pages import rows
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def root(client: Client) -> User:
+    user = rows.make_operator()
+    client.force_login(user)
+    return user
+
+
+@pytest.fixture
+def bob(client: Client) -> User:
+    team = factories.make_team("Research")
+    factories.make_project("evals", team=team)
+    user = rows.make_member(team, Role.MEMBER, "bob")
+    client.force_login(user)
+    return user
+
+
+def text_of(client: Client, url: str, **headers: str) -> str:
+    response = client.get(url, headers=headers)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+# --- home -------------------------------------------------------------------------------------------------------------
+def test_the_landing_page_shows_address_models_and_a_request(client: Client, settings: object) -> None:
+    factories.make_model()
+    factories.make_model("later", position=1)
+    factories.make_replica("smollm2-1")
+    page = text_of(client, "/")
+    assert "/v1/chat/completions" in page
+    assert re.search(r'smollm2</th><td class="num"><span class="state ok">ready', page)
+    assert "not running" in page
+    assert "&quot;smollm2&quot;" in page or '"smollm2"' in page
+
+
+def test_a_forged_host_appears_on_no_page(client: Client) -> None:
+    for url in ("/", "/about/", "/sign-in/", "/keys/"):
+        response = client.get(url, headers={"host": "evil.example", "x-forwarded-host": "evil.example"})
+        assert b"evil.example" not in response.content
+        assert "evil.example" not in response.get("Location", "")
+
+
+def test_the_checklist_ticks_itself(client: Client, root: User) -> None:
+    def done() -> int:
+        return text_of(client, "/").count('class="done"')
+
+    assert done() == 0
+    factories.make_node("node1")
+    assert done() == 1
+    factories.make_model()
+    assert done() == 2
+    key, _ = factories.make_key()
+    assert done() == 3
+    rows.make_usage(key=key, status=401)
+    assert done() == 3
+    rows.make_usage(key=key)
+    assert "First steps" not in text_of(client, "/")
+
+
+def test_a_member_is_asked_only_for_what_members_do(client: Client, bob: User) -> None:
+    page = text_of(client, "/")
+    assert "Make a key" in page
+    assert "Connect a node" not in page
+
+
+def test_a_member_sees_only_models_of_their_projects(client: Client, bob: User) -> None:
+    factories.make_model()
+    factories.make_model("secret-model", position=1)
+    project = bob.memberships.get().team.projects.get()
+    project.models_allowed = ["smollm2"]
+    project.save()
+    page = text_of(client, "/")
+    assert "smollm2" in page
+    assert "secret-model" not in page
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+def test_a_key_needs_only_a_name_and_is_shown_once(client: Client, bob: User) -> None:
+    factories.make_model()
+    page = client.post("/keys/make/", {"name": "laptop"}).content.decode()
+    key = Key.objects.get()
+    secret = re.search(r"sk-[\w-]{43}", page)
+    assert secret
+    assert page.count(secret.group()) == 4
+    assert (key.name, key.owner) == ("laptop", bob)
+    for url in ("/keys/", f"/keys/{key.pk}/", "/account/", "/requests/"):
+        assert secret.group() not in text_of(client, url)
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 81, "a\x00b"])
+def test_a_key_without_a_usable_name_is_not_made(client: Client, bob: User, name: str) -> None:
+    page = client.post("/keys/make/", {"name": name}).content.decode()
+    assert "errorlist" in page
+    assert not Key.objects.exists()
+
+
+def test_names_are_shown_as_text_and_never_as_markup(client: Client, bob: User) -> None:
+    page = client.post("/keys/make/", {"name": "<script>alert(1)</script>"}).content.decode()
+    assert "<script>alert" not in page
+    assert "<script>alert" not in text_of(client, "/keys/")
+
+
+def test_somebody_without_a_project_is_told_whom_to_ask(client: Client) -> None:
+    client.force_login(factories.make_user("new"))
+    assert "Ask an owner of your team" in text_of(client, "/keys/make/")
+    client.post("/keys/make/", {"name": "x"})
+    assert not Key.objects.exists()
+
+
+def test_the_first_call_is_waited_for_told_and_then_left_alone(client: Client, bob: User) -> None:
+    client.post("/keys/make/", {"name": "laptop"})
+    key = Key.objects.get()
+    url = f"/keys/{key.pk}/first-call/"
+    assert "every 2s" in text_of(client, url)
+    rows.make_usage(key=key, status=404, error_code="model_not_found")
+    waiting = text_of(client, url)
+    assert "404 model_not_found" in waiting
+    assert "every 2s" in waiting
+    rows.make_usage(key=key)
+    answered = text_of(client, url)
+    assert "answered: 20 tokens, 285 ms" in answered
+    assert "hx-get" not in answered
+
+
+def test_unknown_tokens_of_the_first_call_are_a_dash(client: Client, bob: User) -> None:
+    client.post("/keys/make/", {"name": "laptop"})
+    key = Key.objects.get()
+    rows.make_usage(key=key, completion_tokens=None)
+    assert "answered: – tokens" in text_of(client, f"/keys/{key.pk}/first-call/")
+
+
+def test_nobody_waits_for_a_first_call_for_ever(client: Client, bob: User) -> None:
+    client.post("/keys/make/", {"name": "laptop"})
+    Key.objects.update(made_at=timezone.now() - timedelta(minutes=11))
+    assert "hx-get" not in text_of(client, f"/keys/{Key.objects.get().pk}/first-call/")
+
+
+def test_revoked_and_expired_keys_are_listed_apart(client: Client, bob: User) -> None:
+    project = bob.memberships.get().team.projects.get()
+    revoked, _ = factories.make_key(project=project, name="gone")
+    actions.revoke_key(key=revoked, actor=SYSTEM)
+    factories.make_key(project=project, name="over", expires_at=timezone.now() - timedelta(days=1))
+    factories.make_key(project=project, name="good")
+    live, everything = text_of(client, "/keys/"), text_of(client, "/keys/?show=all")
+    assert ("gone" in live, "over" in live, "good" in live) == (False, False, True)
+    assert ("revoked</span>" in everything, "expired</span>" in everything) == (True, True)
+    assert client.post(f"/keys/{revoked.pk}/revoke/").status_code == 302
+
+
+def test_more_keys_than_a_page_holds_are_one_link_away(client: Client, bob: User) -> None:
+    project = bob.memberships.get().team.projects.get()
+    Key.objects.bulk_create(
+        Key(project=project, name=f"key{n}", prefix="sk-xxxx", digest=f"{n:064}") for n in range(150)
+    )
+    first = text_of(client, "/keys/")
+    older = re.search(r'href="\?(before=\d+)">Older', first)
+    assert older
+    assert text_of(client, f"/keys/?{older.group(1)}").count("<tr>") == 1 + 50
+    for odd in ("before=-1", "before=abc", "before=" + "9" * 40):
+        assert text_of(client, f"/keys/?{odd}").count("<tr>") == 1 + 100
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+def test_walking_the_requests_meets_each_exactly_once(client: Client, root: User) -> None:
+    at = timezone.now()
+    rows.make_usage(130)
+    Usage.objects.update(at=at)  # all at the same instant: the id breaks the tie
+    rows.make_usage(120, ended=at - timedelta(seconds=1))
+    met: list[str] = []
+    query = ""
+    while True:
+        page = text_of(client, f"/requests/{query}")
+        met += re.findall(r"/requests/(req-\d+)/", page)
+        rows.make_usage(1, request_id=f"late-{len(met)}", ended=at + timedelta(seconds=len(met)))
+        older = re.search(r'href="(\?[^"]*before=[^"]+)">Older', page)
+        if not older:
+            break
+        query = older.group(1).replace("&amp;", "&")
+    assert sorted(met) == sorted(f"req-{n}" for n in range(250))
+
+
+@pytest.mark.parametrize(
+    "odd", ["before=x", "before=20261129T000000.000000Z_-1", "before=_", "project=x&key=1e9", "show=%00"]
+)
+def test_odd_parameters_give_the_first_page(client: Client, root: User, odd: str) -> None:
+    rows.make_usage(1)
+    assert "req-0" in text_of(client, f"/requests/?{odd}")
+
+
+def test_requests_are_narrowed_by_model_key_and_result(client: Client, root: User) -> None:
+    key, _ = factories.make_key()
+    rows.make_usage(1, request_id="mine", key=key)
+    rows.make_usage(1, request_id="other", model="else")
+    rows.make_usage(1, request_id="broken", status=502, error_code="engine_error")
+    found = {
+        query: re.findall(r"/requests/(\w+)/", text_of(client, f"/requests/?{query}"))
+        for query in (f"key={key.pk}", "model=else", "show=failed", f"project={key.project_id}")
+    }
+    assert list(found.values()) == [["mine"], ["other"], ["broken"], ["mine"]]
+
+
+def test_a_request_shows_its_figures_and_a_dash_for_what_is_unknown(client: Client, root: User) -> None:
+    rows.make_usage(1, completion_tokens=None, first_token_ms=None)
+    page = text_of(client, "/requests/req-0/")
+    assert "12 read" in page
+    assert "– written" in page
+    assert "first token after –" in page
+
+
+# --- cluster ----------------------------------------------------------------------------------------------------------
+def test_the_dashboard_says_what_does_not_run_and_why(client: Client, root: User) -> None:
+    factories.make_model()
+    factories.make_node("node1")
+    reason = "the engine ended with code 1: not a GGUF file"
+    Backoff.objects.create(
+        model="smollm2", profile="cpu", failures=3, next_try_at=timezone.now() + timedelta(seconds=100), reason=reason
+    )
+    page = text_of(client, "/dashboard/")
+    assert reason in page
+    assert "Next try in 1 min" in re.sub(r"<[^>]+>", "", page)
+
+
+def test_an_empty_cluster_says_the_next_step(client: Client, root: User) -> None:
+    assert "Add a node" in text_of(client, "/dashboard/")
+    assert "llmgw ctl models apply" in text_of(client, "/models/")
+    assert "No replica yet" in text_of(client, "/replicas/")
+
+
+def test_a_replica_page_shows_the_engines_last_lines(client: Client, root: User) -> None:
+    factories.make_replica("smollm2-1", state="failed", reason="it ended", tail="line one\n<b>line two</b>")
+    page = text_of(client, "/replicas/smollm2-1/")
+    assert "line one\n&lt;b&gt;line two&lt;/b&gt;" in page
+
+
+def test_a_node_is_added_with_a_token_shown_once(client: Client, root: User) -> None:
+    page = client.post("/add-node/", {"name": "gpu-01"}).content.decode()
+    assert re.search(r"nt-[\w-]{43}", page)
+    assert "node: gpu-01" in page
+    assert "nt-" not in text_of(client, "/nodes/gpu-01/")
+    again = client.post("/add-node/", {"name": "gpu-01"}).content.decode()
+    assert "already exists" in again
+    assert "errorlist" in client.post("/add-node/", {"name": "a b"}).content.decode()
+
+
+@pytest.mark.parametrize("page", ["dashboard", "nodes", "models", "replicas"])
+def test_a_fragment_is_the_file_that_the_page_includes(client: Client, root: User, page: str) -> None:
+    rows.make_cluster(2)
+    whole = text_of(client, f"/{page}/")
+    fragment = text_of(client, f"/{page}/", **{"hx-request": "true"})
+    assert "<html" not in fragment
+    assert re.sub(r"<time.*?</time>", "", fragment).strip() in re.sub(r"<time.*?</time>", "", whole)
+
+
+@pytest.mark.parametrize(
+    ("url", "queries"),
+    [
+        ("/", 11),
+        ("/dashboard/", 12),
+        ("/nodes/", 11),
+        ("/models/", 11),
+        ("/replicas/", 11),
+        ("/nodes/node-0000/", 13),
+        ("/models/model-0000/", 14),
+        ("/replicas/model-0000-1/", 14),
+        ("/requests/", 4),
+        ("/keys/", 4),
+        ("/account/", 8),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 30])
+def test_pages_take_the_same_queries_however_many_rows(
+    client: Client, root: User, django_assert_num_queries: DjangoAssertNumQueries, url: str, queries: int, count: int
+) -> None:
+    rows.make_cluster(count)
+    for _ in range(count):
+        rows.make_usage(1, key=factories.make_key()[0])
+    with django_assert_num_queries(queries):
+        client.get(url)
+
+
+@pytest.fixture
+def thousand(root: User) -> None:
+    now = timezone.now()
+    template = factories.make_node("template")
+    factories.make_model()
+    Node.objects.bulk_create(
+        Node(
+            name=f"n{n:04}",
+            token_digest=f"{n:064}",
+            state="ready",
+            address="10.0.0.1",
+            inventory=template.inventory,
+            load=template.load,
+            last_seen_at=now,
+        )
+        for n in range(1000)
+    )
+    Replica.objects.bulk_create(
+        Replica(
+            name=f"r{n:04}",
+            model="smollm2",
+            profile="cpu",
+            profile_digest="d",
+            engine="llamacpp",
+            state="ready",
+            ready_at=now,
+        )
+        for n in range(1000)
+    )
+    Shard.objects.bulk_create(
+        Shard(replica_id=f"r{n:04}", node_id=f"n{n:04}", state="ready", port=9000, cores=1) for n in range(1000)
+    )
+    key, _ = factories.make_key()
+    rows.make_usage(1000, key=key)
+
+
+@pytest.mark.usefixtures("thousand")
+@pytest.mark.parametrize("url", ["/requests/", "/keys/", "/", "/account/"])
+def test_pages_with_a_thousand_rows_are_quick(client: Client, url: str) -> None:
+    client.get(url)
+    assert min(_cpu_ms(client, url) for _ in range(3)) < 150
+
+
+@pytest.mark.usefixtures("thousand")
+@pytest.mark.parametrize("url", ["/nodes/", "/replicas/", "/dashboard/"])
+def test_long_lists_come_in_pages(client: Client, url: str) -> None:
+    page = text_of(client, url)
+    assert page.count("<tr>") < 250
+    if url != "/dashboard/":
+        after = re.search(r'href="\?(after=[^"]+)"', page)
+        assert after
+        assert "0200" in text_of(client, f"{url}?{after.group(1)}")
+
+
+def _cpu_ms(client: Client, url: str) -> float:
+    start = time.process_time()
+    client.get(url)
+    return (time.process_time() - start) * 1000

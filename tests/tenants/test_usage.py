@@ -1,0 +1,68 @@
+"""Totals of today and pages of requests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenants import usage
+from tenants.models import Role, Usage
+from tests import factories
+from tests.pages import rows
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.django_db
+def test_today_begins_at_midnight_utc_and_unknown_tokens_add_nothing() -> None:
+    key, _ = factories.make_key()
+    rows.make_usage(1, key=key, ended=usage.midnight(NOW) - timedelta(seconds=1))
+    rows.make_usage(2, key=key, ended=NOW)
+    rows.make_usage(1, key=key, ended=NOW, status=502, prompt_tokens=None, completion_tokens=None)
+    assert usage.today(NOW) == usage.Totals(requests=3, failed=1, prompt_tokens=24, completion_tokens=40)
+
+
+@pytest.mark.django_db
+def test_a_day_without_requests_sums_to_nothing() -> None:
+    assert usage.today(NOW) == usage.Totals()
+
+
+@pytest.mark.django_db
+def test_projects_are_summed_for_those_who_may_see_them() -> None:
+    team = factories.make_team("Research")
+    busy, calm = factories.make_project("busy", team=team), factories.make_project("calm", team=team)
+    rows.make_usage(3, key=factories.make_key(project=busy)[0], ended=NOW)
+    rows.make_usage(1, key=factories.make_key(project=calm)[0], ended=NOW)
+    rows.make_usage(9, key=factories.make_key()[0], ended=NOW)
+    viewer = rows.make_member(team, Role.VIEWER, "victor")
+    found = usage.today_by_project(NOW, viewer)
+    assert [(line.project, line.totals.requests) for line in found] == [("busy", 3), ("calm", 1)]
+    assert len(usage.today_by_project(NOW, rows.make_operator())) == 3
+
+
+@pytest.mark.django_db
+def test_the_first_call_is_the_first_that_was_answered() -> None:
+    key, _ = factories.make_key()
+    assert usage.first_call(key) is None
+    rows.make_usage(1, key=key, request_id="failed", status=400, ended=NOW - timedelta(seconds=9))
+    failed = usage.first_call(key)
+    assert failed is not None
+    assert failed.request_id == "failed"
+    rows.make_usage(2, key=key, ended=NOW)
+    answered = usage.first_call(key)
+    assert answered is not None
+    assert answered.at == NOW - timedelta(seconds=1)
+
+
+@given(st.datetimes(timezones=st.just(UTC), min_value=datetime(1000, 1, 1)), st.integers(1, 2**63 - 1))
+def test_a_cursor_comes_back_as_it_went_out(at: datetime, pk: int) -> None:
+    assert usage.read_cursor(usage.write_cursor(Usage(at=at, pk=pk))) == (at, pk)
+
+
+@given(st.text(max_size=60))
+def test_any_other_cursor_is_none_or_a_place(text: str) -> None:
+    cursor = usage.read_cursor(text)
+    assert cursor is None or cursor[1] > 0
