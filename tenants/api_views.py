@@ -10,7 +10,7 @@ from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from tenants.api_rules import MAX_BODY_BYTES, OperatorsOnly, SignedInWithinScope, TokenAuthentication, TooLarge
+from tenants.api_rules import MAX_BODY_BYTES, OperatorsOnly, Refused, SignedInWithinScope, TokenAuthentication, TooLarge
 
 
 class BoundedJson(JSONParser):
@@ -32,6 +32,12 @@ def check_size(request: Request) -> None:
 
 class ApiView(APIView):
     parser_classes = [BoundedJson]
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        if "Transfer-Encoding" in request.headers and not request.headers.get("Content-Length"):
+            # Django would take such a body for an empty one.
+            raise Refused("Send the body with its Content-Length.", code="length_required", status_code=411)
 
 
 class OperatorView(ApiView):

@@ -87,7 +87,7 @@ def _request(found: Record) -> Iterator[str]:
         yield f"  by {found['replica']} on {found['node'] or 'an unknown node'}"
     else:
         yield "  no replica was reached"
-    first = f", first token after {milliseconds(found['first_token_ms'])}" if found["first_token_ms"] else ""
+    first = f", first token after {milliseconds(found['first_token_ms'])}" if found["streamed"] else ""
     yield f"  waited {milliseconds(found['queue_ms'])} in the queue{first}, {milliseconds(found['total_ms'])} in all"
     guessed = " (estimated)" if found["estimated"] else ""
     read, written = number(found["prompt_tokens"]), number(found["completion_tokens"])
@@ -126,7 +126,8 @@ def _node(found: Record, now: datetime) -> Iterator[str]:
         yield f"  It is cordoned: nothing new is placed there. Undo: llmgw ctl uncordon {found['name']}"
     if found["draining"]:
         yield f"  It is being drained: its replicas move. Undo: llmgw ctl uncordon {found['name']}"
-    yield f"  {found['replicas']} replicas, {number(found['cores_used'], 1)} of {number(found['cores'])} cores counted"
+    held = "1 replica" if found["replicas"] == 1 else f"{found['replicas']} replicas"
+    yield f"  {held}, {number(found['cores_used'], 1)} of {number(found['cores'])} cores counted"
     yield f"  engines: {', '.join(found['engines']) or 'none usable'}"
     if found["gpus_faulty"]:
         yield f"  {found['gpus_faulty']} of {found['gpus']} cards are faulty"

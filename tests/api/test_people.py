@@ -3,10 +3,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
+from pytest_django.live_server_helper import LiveServer
 
 from tenants import actions
 from tenants.audit import SYSTEM
@@ -168,8 +170,21 @@ def test_a_body_beyond_the_bound_or_of_another_kind_is_refused(world: World) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
     answer = asks.post("/api/v1/keys", {"name": "n"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    answer = asks.post("/api/v1/keys", {}, "application/json", headers={"Transfer-Encoding": "chunked"})
+    assert answer.status_code == 400  # its length is there too: the body was read, and lacks fields
     answer = asks.put("/api/v1/keys", {}, content_type="application/json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_a_body_without_a_length_is_not_taken_for_an_empty_one(world: World, live_server: LiveServer) -> None:
+    _, secret = actions.make_api_token(user=world.alice, name="t", scopes=["write"], actor=SYSTEM)
+    answer = httpx.post(
+        f"{live_server.url}/api/v1/keys",
+        content=iter([b'{"name": "n"}']),
+        headers={"Authorization": f"Bearer {secret}", "Content-Type": "application/json"},
+        trust_env=False,
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (411, "length_required")
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
