@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,7 @@ def stat(pid: int) -> Stat | None:
     )
 
 
+@cache
 def _boot() -> str:
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -109,6 +111,12 @@ def alive(known: Identity, *, shard_mark: str | None = None) -> bool:
     if now.command == known.command:
         return True
     return shard_mark is not None and _environment(known.pid).get(SHARD_MARK) == shard_mark
+
+
+def still_runs(known: Identity) -> bool:
+    """The cheap look at a process that was proven to be `known` before."""
+    now = stat(known.pid)
+    return now is not None and not now.dead and now.started == known.started
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> int:

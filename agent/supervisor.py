@@ -64,6 +64,8 @@ class Run:
     build: Build | None = None
     port: int | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    pids: list[int] = field(default_factory=list)
+    """Its processes as of the last thorough probe; enough to see whether it is busy."""
     cpu: tuple[float, float] | None = None
     tail: str = ""
     logged_percent: int = 0
@@ -408,7 +410,7 @@ class Supervisor:
     def _look_for_exit(self, key: Key, run: Run) -> None:
         for index, identity in enumerate(run.processes):
             code = process.reap(identity.pid)
-            if code is None and process.alive(identity, shard_mark=run.mark):
+            if code is None and process.still_runs(identity):
                 continue
             sidecar = index < run.expected - 1
             ended = process.ending(code)
@@ -430,7 +432,9 @@ class Supervisor:
     async def _probe(self, key: Key, run: Run) -> None:
         shard, port = run.shard, run.port
         assert port is not None
-        ours = process.in_sessions(run.processes)
+        thorough = shard.state in ("starting", "loading")
+        if thorough or not run.pids:
+            run.pids = process.in_sessions(run.processes)
         answer = await probe.ask(
             self._http,
             ENGINES[shard.spec.engine],
@@ -438,11 +442,11 @@ class Supervisor:
             port=port,
             served_name=shard.spec.model,
             key=run.key,
-            ours=ours,
-            thorough=shard.state in ("starting", "loading"),
+            ours=run.pids,
+            thorough=thorough,
         )
         now = monotonic()
-        used = process.cpu_s(ours)
+        used = process.cpu_s(run.pids)
         before, run.cpu = run.cpu, (now, used)
         busy = before is not None and used - before[1] > BUSY_SHARE * (now - before[0])
         self._feed(key, shards.Probed(answer, busy))
