@@ -23,7 +23,7 @@ async def install_wheel(requirement: str, target: Path, *, what: str, limit_s: f
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     pins = target / "requirements.txt"
     pins.write_text(requirement + "\n")
-    argv = [_uv(), "pip", "install", "--quiet", "--no-config", "--target", str(target), "--no-deps"]
+    argv = [_uv(), "pip", "install", "--quiet", "--target", str(target), "--no-deps"]
     argv += ["--only-binary", ":all:", "--require-hashes", "--python", sys.executable, "-r", str(pins)]
     try:
         child = await asyncio.create_subprocess_exec(
@@ -32,6 +32,7 @@ async def install_wheel(requirement: str, target: Path, *, what: str, limit_s: f
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            cwd=target,  # so that no project in the agent's own directory lends its settings
         )
     except OSError as error:
         raise UvError(f"{what}: uv cannot be started ({error.strerror}). Reinstall llmgw, which brings it.") from None
@@ -59,13 +60,9 @@ def explain(what: str, errors: str) -> str:
     if "no space left" in lower or "os error 28" in lower:
         return f"{what}: the disk is full. Free space, or move work_dir to a larger disk."
     if any(words in lower for words in ("dns error", "error sending request", "connect error", "timed out", "network")):
-        return (
-            f"{what}: the package index cannot be reached. Give this node a way to one (UV_INDEX_URL names a mirror)."
-        )
+        return f"{what}: the package index cannot be reached. Give this node a way there, or name a mirror in UV_DEFAULT_INDEX."
     if "not found in the" in lower or "no solution found" in lower or "no version of" in lower:
-        return (
-            f"{what}: the package index does not have it for this machine. Name an index that has it in UV_INDEX_URL."
-        )
+        return f"{what}: the package index does not have it for this machine. Name one that has it in UV_DEFAULT_INDEX."
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return f"{what}: uv failed: {' '.join(lines)[:500] or 'without a word'}"
 

@@ -23,8 +23,7 @@ from agent.engines.llamacpp import LlamaCpp
 from agent.host import Host
 from agent.installer import Installer, InstallError
 from agent.weights import Weights
-from tests.agent.conftest import free_port, spec
-from tests.agent.test_real_engine import SMOLLM2
+from tests.agent.conftest import SMOLLM2, free_port, spec
 
 HERE = Host(address="127.0.0.1", architecture=os.uname().machine, cores=2, memory_bytes=2**33)
 

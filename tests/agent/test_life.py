@@ -160,6 +160,37 @@ async def test_a_killed_agent_finds_its_engine_again_with_the_same_pid(
     assert "stub engine for tiny" in control_plane.last("r1").tail
 
 
+async def test_an_agent_killed_while_its_engine_loads_waits_on_for_the_same_one(
+    agent_process: AgentProcess, control_plane: ControlPlane, gguf: Path
+) -> None:
+    agent_process.start()
+    await eventually(lambda: control_plane.registers)
+    await control_plane.send(StartShard(spec=spec(gguf, env={"STUB_LOAD_S": "4"})))
+    await eventually(lambda: control_plane.states("r1")[-1:] == ["loading"])
+    pid = control_plane.last("r1").status.pid
+    agent_process.kill()
+    agent_process.start()
+    await eventually(lambda: control_plane.states("r1")[-1] == "ready")
+    assert control_plane.last("r1").status.pid == pid
+    assert list(engines_of(agent_process.settings)) == [pid]
+
+
+async def test_an_agent_leaves_the_engines_of_another_agent_on_the_same_machine_alone(
+    agent: AgentTask, control_plane: ControlPlane, gguf: Path, tmp_path: Path
+) -> None:
+    pid = await _ready(agent, control_plane, gguf)
+    (tmp_path / "other").mkdir()
+    other = AgentProcess(tmp_path / "other", agent.settings.model_copy(update={"work_dir": tmp_path / "other/work"}))
+    try:
+        other.start()
+        await eventually(lambda: len(control_plane.registers) == 2)
+        assert control_plane.registers[1].shards == ()
+        assert process.identify(pid) is not None
+    finally:
+        other.end()
+    assert process.identify(pid) is not None
+
+
 async def test_a_stopped_agent_leaves_its_engine_and_the_next_one_stops_it(
     agent_process: AgentProcess, control_plane: ControlPlane, gguf: Path
 ) -> None:

