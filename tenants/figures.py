@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 UNKNOWN = "–"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -19,11 +20,10 @@ def size(value: float | None) -> str:
     """Bytes in binary units, three figures: 98.3 MiB."""
     if value is None:
         return UNKNOWN
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{number(value, 0 if unit == 'B' or abs(value) >= 100 else 1)} {unit}"
+    step = 0
+    while abs(value) >= 1024 and step < len(_UNITS) - 1:
+        value, step = value / 1024, step + 1
+    return f"{number(value, 0 if step == 0 or abs(value) >= 100 else 1)} {_UNITS[step]}"
 
 
 def milliseconds(value: float | None) -> str:
