@@ -17,8 +17,8 @@ from llmgw.core import doorbell, lease
 from nodes import commands, reconcile, snapshot, state, timeline
 from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
+from nodes.plans import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
 from nodes.poke import poke
-from nodes.reconcile import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
 
 __all__ = ["apply", "poke", "run_pass"]
 
@@ -39,7 +39,7 @@ def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime |
         if held and not lease.advance(held):
             log.info("A pass was dropped: another one acted meanwhile")
             return False
-        _remember(changed_reasons, now)
+        _remember(changed_reasons, now, said={a.backoff.model for a in plan.actions if isinstance(a, BackOff)})
         return apply(plan, now)
 
 
@@ -190,12 +190,12 @@ def _changed(plan: Plan, cluster: state.Cluster) -> Reasons:
     return [(model, reasons) for model, reasons in plan.reasons if known.get(model, ()) != reasons]
 
 
-def _remember(changed: Reasons, now: datetime) -> None:
-    """Keep why models found no place, for the pages; say it on the timeline when that begins."""
+def _remember(changed: Reasons, now: datetime, *, said: set[str]) -> None:
+    """Keep why models found no place, for the pages; put it on the timeline when that begins, unless it is `said`."""
     for model, reasons in changed:
         fields = {"reasons": msgspec.to_builtins(reasons), "reasons_at": now}
         row, made = ModelStatus.objects.get_or_create(model=model, defaults=fields)
-        begins = bool(reasons) and (made or not row.reasons)
+        begins = bool(reasons) and (made or not row.reasons) and model not in said
         if not made:
             ModelStatus.objects.filter(model=model).update(**fields)
         if begins:

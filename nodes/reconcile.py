@@ -15,75 +15,14 @@ from datetime import datetime, timedelta
 from catalog import spec
 from nodes import backoff
 from nodes.expiry import Expired, expire
-from nodes.placement import Part, Placed, Unplaced, by_priority, place
+from nodes.placement import Placed, Unplaced, by_priority, place
+from nodes.plans import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
 from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown, profile_digest
 
 STOP_LIMIT = timedelta(minutes=2)
 """A stop that a reachable node has not confirmed by then is taken as done; its next register tells."""
 HEARD = timedelta(seconds=2)
 """Load figures count as idle only when they are this much younger than the drain: gateways hear of it by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A new replica of `model` under `profile`, in the parts that placement gave it."""
-
-    replica: str
-    model: spec.Model
-    profile: spec.Profile
-    parts: tuple[Part, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Gateways send it nothing new; it stops when it is idle or its time is up."""
-
-    replica: str
-    model: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    replica: str
-    model: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """It is over, or out of reach: its row goes, and so do commands to start it."""
-
-    replica: str
-    model: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class BackOff:
-    backoff: Backoff
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recover:
-    """Earlier failures of the profile no longer count."""
-
-    model: str
-    profile: str
-    why: str
-
-
-Action = Expired | Start | Drain | Stop | Forget | BackOff | Recover
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`reasons`: for each model that was looked at, why its next replica found no place; empty when it needs none."""
-
-    actions: tuple[Action, ...] = ()
-    reasons: tuple[tuple[str, tuple[TurnedDown, ...]], ...] = ()
 
 
 def plan(cluster: Cluster, now: datetime) -> Plan:
@@ -162,7 +101,12 @@ def _fate(replica: Replica, view: View) -> tuple[Stop | Drain | Forget | Failed,
         return ()
     model = view.models.get(replica.model)
     profile = next((p for p in model.profiles if p.name == replica.profile), None) if model else None
-    fault = _fault(replica) or (_overdue(replica, profile, view) if profile and reachable else "")
+    if replica.state == "stopped":  # with its machine or its agent, which is nobody's fault
+        why = replica.reason or "it stopped without being told to"
+        return (Stop(replica.name, replica.model, f"replica {replica.name} is over: {why}"),)
+    fault = _overdue(replica, profile, view) if profile and reachable else ""
+    if replica.state == "failed":
+        fault = replica.reason or "its engine failed"
     if fault:
         why = f"replica {replica.name} failed: {fault}"
         return Failed(replica, fault), Stop(replica.name, replica.model, why)
@@ -184,14 +128,6 @@ def _age(at: datetime, view: View) -> timedelta:
 
 def _forget(replica: Replica, why: str) -> tuple[Forget]:
     return (Forget(replica.name, replica.model, why),)
-
-
-def _fault(replica: Replica) -> str:
-    if replica.state == "failed":
-        return replica.reason or "its engine failed"
-    if replica.state == "stopped":
-        return replica.reason or "it stopped without being told to"
-    return ""
 
 
 def _overdue(replica: Replica, profile: spec.Profile, view: View) -> str:

@@ -58,7 +58,7 @@ def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
 
 
 def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> None:
-    """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are failed."""
+    """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are ended."""
     told: set[tuple[str, int]] = set()
     for each in running:
         spec, status = each.spec, each.status
@@ -112,11 +112,8 @@ def _gone(node: str, shard: Shard, now: datetime) -> None:
         return
     if commands.unanswered(shard.replica_id, "start_shard").filter(node=node).exists():
         return  # its start is sent again
-    stopped = shard.replica.wanted == Wanted.STOP
-    reason = "" if stopped else f"it is gone: node {node} no longer runs it"
-    status = protocol.ShardState(
-        replica=shard.replica_id, rank=shard.rank, state="stopped" if stopped else "failed", reason=reason
-    )
+    reason = "" if shard.replica.wanted == Wanted.STOP else f"node {node} no longer runs it"
+    status = protocol.ShardState(replica=shard.replica_id, rank=shard.rank, state="stopped", reason=reason)
     observe(node, status, "", now)
 
 

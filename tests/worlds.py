@@ -13,7 +13,7 @@ import msgspec
 from django.db import transaction
 
 from agent import protocol
-from nodes import actions, commands, passes, reconcile, snapshot
+from nodes import actions, commands, passes, plans, reconcile, snapshot
 from nodes.models import Backoff, Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tests.factories import inventory
@@ -180,7 +180,7 @@ class World:
         """Passes until nothing is left to do. Each plan is carried out twice: the second time must change nothing."""
         for _ in range(50):
             plan = reconcile.plan(snapshot.take(self.now, since=self.since), self.now)
-            starts = [action for action in plan.actions if isinstance(action, reconcile.Start)]
+            starts = [action for action in plan.actions if isinstance(action, plans.Start)]
             assert len(starts) <= 1
             acted = passes.run_pass(self.now, since=self.since)
             self.starts += len(starts)

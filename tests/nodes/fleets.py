@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.protocol import Build, Gpu, State
 from catalog import spec
 from nodes.expiry import Expired
-from nodes.reconcile import BackOff, Drain, Forget, Plan, Recover, Start, Stop
+from nodes.plans import BackOff, Drain, Forget, Plan, Recover, Start, Stop
 from nodes.state import Backoff, Cluster, Load, Node, Replica, Rules, Shard, Status, profile_digest
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)

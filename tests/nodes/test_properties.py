@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nodes import backoff
 from nodes.expiry import expire
 from nodes.placement import Placed, Unplaced, in_use, place
-from nodes.reconcile import BackOff, Drain, Forget, Plan, Start, Stop, plan
+from nodes.plans import BackOff, Drain, Forget, Plan, Start, Stop
+from nodes.reconcile import plan
 from nodes.state import Cluster, profile_digest
 from nodes.summary import UsageLine, summarise
 from tests.nodes.fleets import NOW, carried_out, clusters, some_model

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from catalog import spec
-from nodes.reconcile import STOP_LIMIT, BackOff, Drain, Forget, Recover, Start, Stop, plan
+from nodes.plans import BackOff, Drain, Forget, Recover, Start, Stop
+from nodes.reconcile import STOP_LIMIT, plan
 from nodes.state import Backoff, Cluster, Load, Node, Replica, Shard, Status, profile_digest
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import CPU, GOOD, MODEL
@@ -68,8 +69,9 @@ def test_only_one_failure_is_counted_when_two_replicas_fail_together() -> None:
     assert (held.failures, held.reason) == (1, "its engine failed")
 
 
-def test_an_engine_that_stops_by_itself_has_failed() -> None:
-    actions = decide(replace(SERVING, state="stopped"))
+def test_a_replica_that_stopped_with_its_machine_is_rebuilt_at_once() -> None:
+    actions = decide(replace(SERVING, state="stopped", shards=(Shard("good", 0, "stopped", 4),)))
+    assert [type(action) for action in actions] == [Stop, Start]
     assert isinstance(actions[0], Stop)
     assert "stopped without being told to" in actions[0].why
 

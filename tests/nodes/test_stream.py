@@ -292,6 +292,25 @@ async def test_a_stream_that_ends_leaves_the_node_to_the_clock(token: str) -> No
     assert (node.state, node.connection) == ("ready", "")
 
 
+@pytest.mark.parametrize("broken", [(actions, "heartbeat"), (commands, "take_due")])
+async def test_what_breaks_closes_the_stream_and_is_logged(
+    token: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: tuple[Any, str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("the store is away")
+
+    monkeypatch.setattr(*broken, fail)
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad()))
+        ready = protocol.ShardState(replica="r", state="ready")
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(ready,)))
+        closed = await link.receive_output(timeout=5)
+        assert closed["code"] == consumers.BROKEN
+    assert "the store is away" in caplog.text
+
+
 async def test_a_register_that_never_comes_is_not_waited_for(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "REGISTER_WITHIN_S", 0.05)
     async with connected(token) as link:
