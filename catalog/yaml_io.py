@@ -36,7 +36,18 @@ def parse(text: str) -> Read:
 
 def dump(models: Sequence[Model]) -> str:
     """YAML that `parse` reads back as the same models."""
-    return yaml.safe_dump(document.write(models), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(document.write(models), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that holds line breaks of other alphabets: written plainly they would read back as another one."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
 
 
 def _line(problem: Problem, models: Sequence[Model], lines: dict[Place, int]) -> int | None:

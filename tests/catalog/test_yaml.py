@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from catalog import document, durations, yaml_io
 from catalog.defaults import default_catalog
 from catalog.names import fold
-from catalog.spec import Model, Problem, normalise_all
+from catalog.spec import Model, Problem, Profile, normalise_all
 from catalog.validate import MAX_MODELS, validate
 from tests.catalog.strategies import catalogs, texts
 
@@ -41,6 +41,13 @@ def test_the_default_catalog_is_valid_and_survives_the_round_trip() -> None:
     models = normalise_all(default_catalog())
     assert models == default_catalog()
     assert validate(models) == ()
+    assert yaml_io.parse(yaml_io.dump(models)).models == models
+
+
+@given(st.lists(st.sampled_from("a \n\r\t:#'\"\\\x07\x85\u2028\u2029\ufeff\U0001f600"), max_size=8).map("".join))
+def test_any_text_survives_the_round_trip(text: str) -> None:
+    profile = Profile(name="cpu", engine="llamacpp", args=(text,), env=(("A", text),))
+    models = (Model(name="m", source="/m", profiles=(profile,)),)
     assert yaml_io.parse(yaml_io.dump(models)).models == models
 
 
