@@ -95,7 +95,7 @@ def _request(found: Record) -> Iterator[str]:
 
 
 def _replica(found: Record, now: datetime) -> Iterator[str]:
-    yield f"Replica {found['name']} of {found['model']} ({found['profile']}, {found['engine']}) is {found['state']}."
+    yield f"Replica {found['name']} of {found['model']} ({found['profile']}, {found['engine']}): {found['state']}."
     if found["note"]:
         yield f"  {found['note']}"
     yield f"  on {found['node'] or 'no node'}, made {ago(ctl_show.moment(found['made_at']), now)}" + (
@@ -110,7 +110,7 @@ def _replica(found: Record, now: datetime) -> Iterator[str]:
 
 
 def _model(found: Record, now: datetime) -> Iterator[str]:
-    yield f"Model {found['name']} is {found['state']}: {found['ready']} of {found['wanted']} wanted replicas are ready."
+    yield f"Model {found['name']}: {found['state']}. {found['ready']} of {found['wanted']} wanted replicas are ready."
     if found["note"]:
         yield f"  {found['note']}"
     if found["next_try_at"]:
@@ -121,7 +121,7 @@ def _model(found: Record, now: datetime) -> Iterator[str]:
 
 
 def _node(found: Record, now: datetime) -> Iterator[str]:
-    yield f"Node {found['name']} is {found['state']}, last heard {ago(ctl_show.moment(found['last_seen_at']), now)}."
+    yield f"Node {found['name']}: {found['state']}. Last heard {ago(ctl_show.moment(found['last_seen_at']), now)}."
     if found["cordoned"]:
         yield f"  It is cordoned: nothing new is placed there. Undo: llmgw ctl uncordon {found['name']}"
     if found["draining"]:

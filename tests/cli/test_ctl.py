@@ -214,11 +214,11 @@ def test_why_explains_whatever_has_a_name(llmgw: Ctl) -> None:
     project = factories.make_project("Apps")
     make_usage(project, request_id="req-1", replica="smollm2-1", node="box", first_token_ms=285, streamed=True)
     make_usage(project, request_id="req-2", status=503, error_code="no_endpoint", prompt_tokens=None, estimated=True)
-    assert "Replica smollm2-1 of smollm2 (cpu, llamacpp) is ready." in llmgw("why", "smollm2-1").stdout
+    assert "Replica smollm2-1 of smollm2 (cpu, llamacpp): ready." in llmgw("why", "smollm2-1").stdout
     failed = llmgw("why", "smollm2-2").stdout
-    assert "is failed." in failed
+    assert ": failed." in failed
     assert "The engine's last lines:\n  one\n  two [31m\n" in failed
-    assert "Model smollm2 is" in llmgw("why", "default").stdout
+    assert "Model smollm2: " in llmgw("why", "default").stdout
     assert "It became ready" in llmgw("why", "smollm2").stdout
     llmgw("ctl", "cordon", "box")
     assert "It is cordoned" in llmgw("why", "box").stdout
