@@ -29,8 +29,13 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def shard_name(replica: str, rank: int) -> str:
-    """One shard as a file name and as the mark of its processes."""
+    """One shard as a file name."""
     return f"{quote(replica, safe='')}.{rank}"
+
+
+def shard_mark(agent_mark: str, spec: ShardSpec) -> str:
+    """What a shard's processes carry: never the same for two agents, not even for replicas of one name."""
+    return f"{agent_mark}|{shard_name(spec.replica, spec.rank)}"
 
 
 class Records:
@@ -66,11 +71,11 @@ class Found:
     ended: tuple[Record, ...]
 
 
-def look(records: Records) -> Found:
+def look(records: Records, agent_mark: str) -> Found:
     running: list[Record] = []
     ended: list[Record] = []
     for record in records.read_all():
-        mark = shard_name(record.spec.replica, record.spec.rank)
+        mark = shard_mark(agent_mark, record.spec)
         lives = bool(record.processes) and all(alive(process, shard_mark=mark) for process in record.processes)
         (running if lives else ended).append(record)
     return Found(tuple(running), tuple(ended))

@@ -70,10 +70,6 @@ class Run:
     tail: str = ""
     logged_percent: int = 0
 
-    @property
-    def mark(self) -> str:
-        return adopt.shard_name(self.shard.spec.replica, self.shard.spec.rank)
-
 
 class Supervisor:
     """Owns every shard of this node. `publish` is told of each transition."""
@@ -146,7 +142,7 @@ class Supervisor:
     def adopt(self) -> None:
         """Take over what an earlier agent left running; end what nothing describes, and say so."""
         now = monotonic()
-        found = adopt.look(self._records)
+        found = adopt.look(self._records, self._agent_mark)
         for record in (*found.running, *found.ended):
             key = (record.spec.replica, record.spec.rank)
             main = record.processes[-1].pid if record.processes else 0
@@ -165,10 +161,11 @@ class Supervisor:
                 log.info("Adopted %s: process %d on port %d, %s", _name(run), main, record.port, record.state)
             else:
                 self._feed(key, shards.Exited("ended while no agent watched it"))
-        described = {run.mark for run in self._runs.values()}
+        described = {self._mark(run) for run in self._runs.values()}
         for pid, mark in process.marked(self._agent_mark).items():
             if mark not in described:
-                log.warning("Killed process %d: an engine of this agent (shard %s) that no record describes", pid, mark)
+                name = mark.rpartition("|")[2]
+                log.warning("Killed process %d: an engine of this agent (shard %s) that no record describes", pid, name)
                 process.send(pid, signal.SIGKILL)
 
     async def run(self) -> None:
@@ -359,7 +356,7 @@ class Supervisor:
             for name, value in os.environ.items()
             if name in INHERITED or name.startswith(INHERITED_PREFIXES)
         }
-        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: run.mark}
+        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: self._mark(run)}
         return inherited | dict(command.env) | dict(command.secrets) | marks
 
     def _record(self, run: Run) -> None:
@@ -382,6 +379,9 @@ class Supervisor:
             self._records.write(record)
         except OSError as error:
             log.error("%s", files.sentence(error, f"The record of {_name(run)} cannot be written"))
+
+    def _mark(self, run: Run) -> str:
+        return adopt.shard_mark(self._agent_mark, run.shard.spec)
 
     def _choose_port(self, run: Run) -> int | None:
         try:
@@ -420,11 +420,11 @@ class Supervisor:
     def _look_for_remains(self, key: Key, run: Run) -> None:
         for identity in run.processes:
             process.reap(identity.pid)
-        if not process.members(run.processes, run.mark):
+        if not process.members(run.processes, self._mark(run)):
             self._feed(key, shards.Gone())
 
     def _kill(self, run: Run) -> None:
-        for pid in process.members(run.processes, run.mark) if run.processes else ():
+        for pid in process.members(run.processes, self._mark(run)) if run.processes else ():
             process.send(pid, signal.SIGKILL)
         for identity in run.processes:
             process.reap(identity.pid)

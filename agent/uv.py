@@ -60,7 +60,10 @@ def explain(what: str, errors: str) -> str:
     if "no space left" in lower or "os error 28" in lower:
         return f"{what}: the disk is full. Free space, or move work_dir to a larger disk."
     if any(words in lower for words in ("dns error", "error sending request", "connect error", "timed out", "network")):
-        return f"{what}: the package index cannot be reached. Give this node a way there, or name a mirror in UV_DEFAULT_INDEX."
+        return (
+            f"{what}: the package index cannot be reached. "
+            "Give this node a way there, or name a mirror in UV_DEFAULT_INDEX."
+        )
     if "not found in the" in lower or "no solution found" in lower or "no version of" in lower:
         return f"{what}: the package index does not have it for this machine. Name one that has it in UV_DEFAULT_INDEX."
     lines = [line.strip() for line in errors.splitlines() if line.strip()]

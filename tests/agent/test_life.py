@@ -185,7 +185,12 @@ async def test_an_agent_leaves_the_engines_of_another_agent_on_the_same_machine_
         other.start()
         await eventually(lambda: len(control_plane.registers) == 2)
         assert control_plane.registers[1].shards == ()
-        assert process.identify(pid) is not None
+        # The same replica's name on both: stopping one must not reach for the other.
+        await control_plane.send(StartShard(spec=spec(gguf)))
+        await eventually(lambda: len(engines_of(other.settings)) == 1)
+        await control_plane.send(StopShard(replica="r1", grace_s=0))
+        await eventually(lambda: control_plane.states("r1")[-1] == "stopped")
+        assert not engines_of(other.settings)
     finally:
         other.end()
     assert process.identify(pid) is not None

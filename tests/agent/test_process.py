@@ -196,13 +196,13 @@ async def test_records_are_private_and_a_broken_one_is_set_aside(
         records.write(record)
     (tmp_path / "shards" / "torn.json").write_text('{"spec":')
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "shards").glob("r*.json")} <= {0o600}
-    found = adopt.look(records)
+    found = adopt.look(records, "n|/w")
     assert found.running == (running,)
     assert {record.spec.replica for record in found.ended} == {"gone", "partly", "empty"}
     assert "torn.json is no record" in caplog.text
     records.forget(running.spec)
     records.forget(running.spec)
-    assert adopt.look(records).running == ()
+    assert adopt.look(records, "n|/w").running == ()
 
 
 # --- sequences of commands -------------------------------------------------------------------------------------------
