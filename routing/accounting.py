@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -19,8 +19,7 @@ MAX_TOKENS = 100_000_000
 BYTES_PER_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """Token counts; None is unknown. `cached` is part of `prompt`, `reasoning` part of `completion`."""
 
     prompt: int | None = None
@@ -34,13 +33,27 @@ class Tokens:
 UNKNOWN = Tokens()
 
 
+class _PlainUsage(msgspec.Struct):
+    """What nearly every answer says; anything else is read with more care."""
+
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+    total_tokens: int
+    prompt_tokens_details: dict[str, object] | None = None
+    completion_tokens_details: dict[str, object] | None = None
+    cache_read_input_tokens: object = None
+
+
+class _PlainAnswer(msgspec.Struct):
+    usage: _PlainUsage
+
+
 class _Answer(msgspec.Struct):
     usage: object = None
     timings: object = None
-    response: object = None
-    message: object = None
 
 
+_plain = msgspec.json.Decoder(_PlainAnswer)
 _answer = msgspec.json.Decoder(_Answer)
 _USAGE = re.compile(rb'"(usage|timings)"\s*:\s*(?=\{)')
 _text = json.JSONDecoder()
@@ -49,6 +62,17 @@ _text = json.JSONDecoder()
 def of_answer(body: bytes) -> Tokens | None:
     """Usage in a whole JSON answer, or in the end of one too long to decode. None: it says nothing of use."""
     if len(body) <= WHOLE_BYTES:
+        try:
+            plain = _plain.decode(body).usage
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        else:
+            if (
+                plain.total_tokens == plain.prompt_tokens + plain.completion_tokens
+                and plain.prompt_tokens_details is plain.completion_tokens_details is None
+                and plain.cache_read_input_tokens is None
+            ):
+                return Tokens(plain.prompt_tokens, None, plain.completion_tokens)
         try:
             answer = _answer.decode(body)
         except (msgspec.DecodeError, RecursionError):
@@ -100,9 +124,9 @@ def completed(known: Tokens | None, *, prompt_bytes: int, events: int, answer_by
 
 
 def _of_fields(usage: object, timings: object) -> Tokens | None:
-    if isinstance(usage, Mapping):
+    if isinstance(usage, dict):
         return of_usage(usage)
-    if isinstance(timings, Mapping):  # llama.cpp, in its last chunk even where nobody asked for usage
+    if isinstance(timings, dict):  # llama.cpp, in its last chunk even where nobody asked for usage
         return of_usage(
             {
                 "prompt_tokens": _sum(timings.get("prompt_n"), timings.get("cache_n")),
@@ -166,7 +190,7 @@ class _Counter:
 def _inner(usage: Mapping[str, object], outer: tuple[str, str], name: str) -> object:
     for each in outer:
         details = usage.get(each)
-        if isinstance(details, Mapping):
+        if isinstance(details, dict):
             return details.get(name)
     return None
 

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 SHOWN_BYTES = 300
-PASSED = (
-    b"content-type",
-    b"accept",
-    b"traceparent",
-    b"tracestate",
-    b"user-agent",
-    b"anthropic-version",
-    b"anthropic-beta",
-    b"openai-beta",
+PASSED = frozenset(
+    (
+        b"content-type",
+        b"accept",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+        b"anthropic-version",
+        b"anthropic-beta",
+        b"openai-beta",
+    )
 )
 """The client's headers that an engine gets; no other, so no credential ever does."""
 
@@ -139,16 +141,19 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
 
 
 def _head(exchange: Exchange, target: Target) -> bytes:
-    scope, found = exchange.scope, exchange.headers
-    parts = [exchange.method.encode(), b" ", scope["raw_path"]]
-    if scope["query_string"]:
-        parts += (b"?", scope["query_string"])
-    parts.append(target.request_head)
-    for name in PASSED:
-        if name in found:
-            parts += (name, b": ", found[name], b"\r\n")
-    parts.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.request_id.encode(), len(exchange.body)))
-    return b"".join(parts)
+    scope, body = exchange.scope, exchange.body
+    query = scope["query_string"]
+    return b"".join(
+        (
+            exchange.method.encode(),
+            b" ",
+            scope["raw_path"],
+            b"?" + query if query else b"",
+            target.request_head,
+            *exchange.passed,
+            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.request_id.encode(), len(body)),
+        )
+    )
 
 
 async def _check_status(connection: Connection) -> None:

@@ -33,6 +33,13 @@ class DirectClient(Client):
         self.on_drained: Callable[[], None] | None = None
         """Called when `push` may go on."""
 
+    async def read(self) -> tuple[bytes, bool]:
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected:
+            return await super().read()
+        body, cycle.body = bytes(cycle.body), bytearray()  # all there already, as for most requests
+        return body, False
+
     async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
         parts = self._head(status, headers, close)
         parts += (b"content-length: %d\r\n\r\n" % len(body), body)

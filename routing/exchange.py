@@ -33,49 +33,43 @@ DECODE_APART_BYTES = 128 * 1024
 
 ANYONE = Grant(digest="", key_id=None, prefix="", project_id=None, user_id=None, models=None, expires_at=None)
 """Whoever asks while `gateway.auth` is off."""
-_READ = (
-    b"authorization",
-    b"x-api-key",
-    b"api-key",
-    b"content-encoding",
-    b"content-length",
-    b"transfer-encoding",
-    b"expect",
-    b"origin",
+_READ = frozenset(
+    (
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"content-encoding",
+        b"content-length",
+        b"transfer-encoding",
+        b"expect",
+        b"origin",
+        b"content-type",
+    )
 )
 _WHERE = "Your project's page makes a new one."
-_INTERESTING = frozenset(_READ + attempts.PASSED)
 
 
 class Exchange:
-    __slots__ = (
-        "_overdue",
-        "add_usage",
-        "answering",
-        "body",
-        "body_read",
-        "client",
-        "connection",
-        "deadline",
-        "first_byte_at",
-        "grant",
-        "headers",
-        "left",
-        "method",
-        "path",
-        "peek",
-        "plane",
-        "queue_ms",
-        "recorded",
-        "request_id",
-        "scope",
-        "sending",
-        "served",
-        "started",
-        "target",
-        "task",
-        "watcher",
-    )
+    deadline: float | None = None
+    """When the current wait is over, monotonic; the plane's watch looks at it."""
+    sending = False
+    """Whether what is waited for is that the client takes bytes."""
+    left = False
+    watcher: asyncio.Task[None] | None = None
+    grant: Grant | None = None
+    body = b""
+    body_read = False
+    peek: Peek | None = None
+    served: Served | None = None
+    target: Target | None = None
+    connection: Connection | None = None
+    add_usage = False
+    answering = False
+    """Whether any byte of an answer went to the client."""
+    queue_ms = 0.0
+    first_byte_at: float | None = None
+    recorded = False
+    _overdue = False
 
     def __init__(self, plane: Plane, scope: HTTPScope, client: Client) -> None:
         self.plane, self.scope, self.client = plane, scope, client
@@ -85,25 +79,9 @@ class Exchange:
         self.request_id = plane.next_id()
         self.started = time.monotonic()
         self.task = asyncio.current_task()
-        self.deadline: float | None = None
-        """When the current wait is over, monotonic; the plane's watch looks at it."""
-        self.left = self.sending = self._overdue = False
-        """`left`: the client is gone. `sending`: what is waited for is that it takes bytes."""
-        self.watcher: asyncio.Task[None] | None = None
+        self.passed: list[bytes] = []
+        """Header lines that the engine gets, in pieces."""
         self.headers = self._read_headers()
-        self.grant: Grant | None = None
-        self.body = b""
-        self.body_read = False
-        self.peek: Peek | None = None
-        self.served: Served | None = None
-        self.target: Target | None = None
-        self.connection: Connection | None = None
-        self.add_usage = False
-        self.answering = False
-        """Whether any byte of an answer went to the client."""
-        self.queue_ms = 0.0
-        self.first_byte_at: float | None = None
-        self.recorded = False
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def overdue(self) -> None:
@@ -160,10 +138,10 @@ class Exchange:
     def _read_headers(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         for name, value in self.scope["headers"]:
-            if name in _INTERESTING:
-                if name in found:
-                    value = found[name] + b"," + value
-                found[name] = value
+            if name in attempts.PASSED:
+                self.passed += (name, b": ", value, b"\r\n")
+            if name in _READ:
+                found[name] = found[name] + b"," + value if name in found else value
         return found
 
     def authenticate(self) -> Grant:
@@ -315,12 +293,11 @@ class Exchange:
         model = self.served.name if self.served is not None else ""
         route = self.path if self.path in openai.KNOWN_ROUTES else "other"
         total = now - self.started
-        measures.REQUESTS.of(model, route, str(status)).value += 1
-        measures.DURATION.of(model).observe(total)
         tokens = tokens or accounting.UNKNOWN
         first = self.first_byte_at
-        if self.served is not None:
-            _count(model, tokens, streamed, None if first is None else first - self.started, now - (first or now))
+        meters = measures.of_model(model)
+        meters.finished(route, status, total)
+        meters.used(tokens, None if first is None or not streamed else first - self.started, total)
         grant, target = self.grant, self.target
         if grant is None:
             return
@@ -353,24 +330,6 @@ class Exchange:
         token = logs.context.set({"request": self.request_id})
         log.log(level, text, exc_info=trace)
         logs.context.reset(token)
-
-
-def _count(model: str, tokens: accounting.Tokens, streamed: bool, first_s: float | None, rest_s: float) -> None:
-    of = measures.TOKENS.of
-    if tokens.prompt:
-        of(model, "prompt").value += tokens.prompt
-    if tokens.cached:
-        of(model, "cached").value += tokens.cached
-    if tokens.completion:
-        of(model, "completion").value += tokens.completion
-    if tokens.estimated:
-        measures.ESTIMATED.of(model).value += 1
-    if tokens.odd:
-        measures.ODD.of(model).value += 1
-    if streamed and first_s is not None:
-        measures.FIRST_TOKEN.of(model).observe(first_s)
-        if tokens.completion and tokens.completion > 1:
-            measures.PER_TOKEN.of(model).observe(rest_s / (tokens.completion - 1))
 
 
 def _shown_key(token: bytes) -> str:

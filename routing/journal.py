@@ -24,8 +24,9 @@ MEMORY_RECORDS = 20_000
 SUFFIX = ".jsonl"
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One finished request. Times in epoch seconds or milliseconds; None is unknown; ids as in the store."""
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """One finished request, with the fields of tenants.models.Usage. Times in epoch seconds or milliseconds; None is
+    unknown; texts no longer than their columns."""
 
     request_id: str
     at: float

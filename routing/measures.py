@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmgw.core.metrics import Computed, Counter, Histogram
+from llmgw.core.metrics import Cell, Computed, Counter, Histogram
+from routing.accounting import Tokens
 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -67,3 +68,48 @@ ENDPOINT_WAITING = Computed(
 ENDPOINT_KV = Computed(
     "llmgw_endpoint_kv_used_ratio", "Used part of an engine's KV cache; absent when unknown.", ("model", "replica")
 )
+
+
+class Meters:
+    """The series of one model, found once instead of at each request."""
+
+    __slots__ = ("_cached", "_completion", "_duration", "_finished", "_model", "_prompt")
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._finished: dict[tuple[str, int], Cell] = {}
+        self._duration = DURATION.of(model)
+        self._prompt, self._cached = TOKENS.of(model, "prompt"), TOKENS.of(model, "cached")
+        self._completion = TOKENS.of(model, "completion")
+
+    def finished(self, route: str, status: int, seconds: float) -> None:
+        cell = self._finished.get((route, status))
+        if cell is None:
+            cell = self._finished[route, status] = REQUESTS.of(self._model, route, str(status))
+        cell.value += 1
+        self._duration.observe(seconds)
+
+    def used(self, tokens: Tokens, first_s: float | None, total_s: float) -> None:
+        """`first_s`: of a stream, when its first byte came; None for others."""
+        self._prompt.value += tokens.prompt or 0
+        self._cached.value += tokens.cached or 0
+        self._completion.value += tokens.completion or 0
+        if tokens.estimated:
+            ESTIMATED.of(self._model).value += 1
+        if tokens.odd:
+            ODD.of(self._model).value += 1
+        if first_s is not None:
+            FIRST_TOKEN.of(self._model).observe(first_s)
+            if tokens.completion and tokens.completion > 1:
+                PER_TOKEN.of(self._model).observe((total_s - first_s) / (tokens.completion - 1))
+
+
+_meters: dict[str, Meters] = {}
+
+
+def of_model(model: str) -> Meters:
+    """`model`: a published name, or empty where none was found."""
+    found = _meters.get(model)
+    if found is None:
+        found = _meters[model] = Meters(model)
+    return found

@@ -163,14 +163,14 @@ def model_unknown(name: str, visible: Iterable[str]) -> Refusal:
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANY = msgspec.json.Decoder()
 _STRING = msgspec.json.Decoder(str)
 _MEMBER = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
-_NEXT = re.compile(rb"[ \t\n\r]*([,}])")
+_SPACE = re.compile(rb"[ \t\n\r]*")
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Peek:
+class Peek(msgspec.Struct, frozen=True):
     """What a JSON body says at its top level. Spans are byte ranges of values in the body; None: not there."""
 
     model: str
@@ -187,20 +187,17 @@ def peek(body: bytes) -> Peek:
     """Read a JSON body's model, stream, stream_options and token bound. Raises Refusal (400) naming the field."""
     members = _members(body)
     spans = _spans(body, members)
-    raw = members.get("model")
-    model: object = msgspec.json.decode(raw) if raw is not None else None
+    model = _value(members, "model")
     if not isinstance(model, str) or not model:
         raise Refusal("body_invalid", "`model` must be the name of a model; GET /v1/models lists them.", param="model")
-    stream: object = msgspec.json.decode(members["stream"]) if "stream" in members else None
+    stream = _value(members, "stream")
     if stream is not None and not isinstance(stream, bool):
         raise Refusal("body_invalid", "`stream` must be true or false, not a string or a number.", param="stream")
-    options: object = None
-    if "stream_options" in members:
-        options = msgspec.json.decode(members["stream_options"])
+    options = _value(members, "stream_options")
     bound: object = None
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+    for name in BOUNDS:
         if bound is None and name in members:
-            bound = msgspec.json.decode(members[name])
+            bound = _value(members, name)
     return Peek(
         model=model,
         model_span=spans["model"],
@@ -212,9 +209,15 @@ def peek(body: bytes) -> Peek:
     )
 
 
+BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def _value(members: dict[str, msgspec.Raw], name: str) -> object:
+    raw = members.get(name)
+    return None if raw is None else _ANY.decode(raw)
+
+
 def _members(body: bytes) -> dict[str, msgspec.Raw]:
-    if not body or body.isspace():
-        raise Refusal("body_invalid", "The body is empty; send a JSON object with at least `model`.")
     try:
         members = _MEMBERS.decode(body)
         if not body.isascii():
@@ -224,6 +227,8 @@ def _members(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.ValidationError:
         raise Refusal("body_invalid", 'The body must be a JSON object, like {"model": "…"}.') from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not body or body.isspace():
+            raise Refusal("body_invalid", "The body is empty; send a JSON object with at least `model`.") from None
         hint = " It starts with a byte order mark; send it without." if body.startswith(codecs.BOM_UTF8) else ""
         if body.startswith(COMPRESSED):
             hint = " It looks compressed: say so in Content-Encoding (gzip or deflate), or send it plain."
@@ -249,7 +254,8 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
     that meets a name twice, or a value that is not the kept one, has found a duplicate."""
     spans: dict[str, Span] = {}
     at = body.index(b"{") + 1
-    while len(spans) < len(members):
+    more = bool(members)
+    while more:
         found = _MEMBER.match(body, at)
         assert found is not None, "the decoder has accepted this object"
         key = found[1]
@@ -259,12 +265,14 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
             raise _twice(name)
         at = start + len(value)
         spans[name] = (start, at)
-        after = _NEXT.match(body, at)
-        if after is None:
+        after = body[at]
+        if after in b" \t\n\r":
+            at = _SPACE.match(body, at).end()  # type: ignore[union-attr]
+            after = body[at]
+        if after not in b",}":
             raise _twice(name)
-        at = after.end()
-    if members and body[at - 1 : at] == b",":
-        raise _twice(_STRING.decode(b'"' + _MEMBER.match(body, at)[1] + b'"'))  # type: ignore[index]
+        at += 1
+        more = after == 44  # a comma
     return spans
 
 
@@ -308,7 +316,7 @@ def usage_to_add(path: str, seen: Peek, body: bytes) -> bool:
         return False
     if seen.options_span is None:
         return True
-    options = msgspec.json.decode(body[slice(*seen.options_span)])
+    options = _ANY.decode(body[slice(*seen.options_span)])
     return options is None or isinstance(options, dict)  # anything else is for the engine to refuse
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -127,34 +129,44 @@ def _reconnect() -> None:
         connection.close()
 
 
-_FIELDS = tuple(field for field in Usage._meta.concrete_fields if not field.primary_key)
-_INSERT = "INSERT INTO {} ({}) VALUES ({}) ON CONFLICT DO NOTHING".format(  # noqa: S608  names of our own columns
-    Usage._meta.db_table, ", ".join(str(field.column) for field in _FIELDS), ", ".join(["%s"] * len(_FIELDS))
-)
+_COLUMN_OF = {field.name: field.column for field in Usage._meta.concrete_fields}
+_COLUMNS = tuple(_COLUMN_OF[name] for name in Record.__struct_fields__)
+_FIXED = (("adapter", ""), ("cost", None))
+"""Columns that records do not carry yet."""
+_of_record = attrgetter(*Record.__struct_fields__)
+_AT = Record.__struct_fields__.index("at")
+AT_ONCE = 50
+"""Rows a statement: one call into the database's library for all of them, which leaves the event loop alone."""
 
 
-def _insert(records: Iterable[Record]) -> None:
-    """Usage rows without the cost of model instances, which is most of what a bulk_create of them costs. A request id
-    that is there already is left as it is."""
-    moment = connection.ops.adapt_datetimefield_value
+def _statement(rows: int) -> str:
+    columns = (*_COLUMNS, *(name for name, _ in _FIXED))
+    values = "({})".format(", ".join(["%s"] * len(columns)))
+    table = Usage._meta.db_table
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([values] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608  names of our own columns
+
+
+_MANY, _ONE = _statement(AT_ONCE), _statement(1)
+
+
+def _insert(records: Sequence[Record]) -> None:
+    """Usage rows without model instances, whose making is most of what a bulk_create costs. A request id that is
+    there already is left as it is."""
+    moment, fixed = connection.ops.adapt_datetimefield_value, tuple(value for _, value in _FIXED)
+
+    def values(record: Record) -> list[Any]:
+        row = [*_of_record(record), *fixed]
+        row[_AT] = moment(datetime.fromtimestamp(record.at, UTC))
+        return row
+
+    rows = [values(record) for record in records]
+    whole = len(rows) - len(rows) % AT_ONCE
+    groups = [list(chain.from_iterable(rows[at : at + AT_ONCE])) for at in range(0, whole, AT_ONCE)]
     with connection.cursor() as cursor:
-        cursor.executemany(_INSERT, [_values(record, moment) for record in records])
-
-
-def _values(record: Record, moment: Callable[[datetime], Any]) -> list[Any]:
-    known = {
-        "at": moment(datetime.fromtimestamp(record.at, UTC)),
-        "project": record.project,
-        "key": record.key,
-        "user": record.user,
-        "route": record.route[:60],
-        "model": record.model[:200],
-        "adapter": "",
-        "replica": record.replica[:120],
-        "node": record.node[:120],
-        "cost": None,
-    }
-    return [known[field.name] if field.name in known else getattr(record, field.name) for field in _FIELDS]
+        if groups:
+            cursor.executemany(_MANY, groups)
+        if rows[whole:]:
+            cursor.executemany(_ONE, rows[whole:])
 
 
 def _without_the_gone(records: Iterable[Record]) -> list[Record]:
