@@ -18,7 +18,10 @@ _queue = _config.data_dir / "queue"
 
 def _broker() -> dict[str, object]:
     if _config.redis.url:
-        return {"broker_url": _config.redis.url, "broker_transport_options": {"visibility_timeout": 3600}}
+        return {
+            "broker_url": _config.redis.url,
+            "broker_transport_options": {"visibility_timeout": 3600, "socket_connect_timeout": 3},
+        }
     for name in ("messages", "control"):
         (_queue / name).mkdir(parents=True, exist_ok=True)
     return {
@@ -52,6 +55,7 @@ app.conf.update(
             # A worker that was away must not find hundreds of them.
             "options": {"expires": _config.nodes.reconcile_s * 2},
         },
+        "tidy": {"task": "nodes.tasks.tidy", "schedule": 3600.0, "options": {"expires": 3600.0}},
     },
 )
 app.autodiscover_tasks(["nodes", "tenants", "catalog"])

@@ -94,6 +94,8 @@ class Nodes(Section):
     """How long a control plane that died keeps the lead."""
     drain_s: float = 60.0
     """How long requests in flight may finish when a replica is taken down."""
+    keep_events_days: Annotated[float, Field(gt=0)] = 30.0
+    """How long the timeline reaches back."""
 
 
 class Usage(Section):

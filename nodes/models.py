@@ -185,6 +185,9 @@ class ModelStatus(models.Model):
     demand_at = models.DateTimeField(null=True)
     used_at = models.DateTimeField(null=True)
 
+    class Meta:
+        verbose_name_plural = "model statuses"
+
     def __str__(self) -> str:
         return self.model
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,20 +128,24 @@ def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summar
     used = in_use(cluster)
     replicas = sorted(cluster.replicas, key=lambda replica: (replica.model, replica.made_at, replica.name))
     lost = {node.name for node in cluster.nodes if node.state == "lost"}
-    models = tuple(_model(model, replicas, lost, cluster, now) for model in cluster.models)
+    hosted = Counter(node for replica in replicas for node in {shard.node for shard in replica.shards})
+    by_model: dict[str, list[Replica]] = defaultdict(list)
+    for replica in replicas:
+        by_model[replica.model].append(replica)
+    models = tuple(_model(model, by_model[model.name], lost, cluster, now) for model in cluster.models)
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
     return Summary(
         at=now,
         alerts=(*_node_alerts(nodes), *_model_alerts(models, cluster)),
         capacity=_capacity(nodes, replicas, used),
-        nodes=tuple(_node(node, used.get(node.name, Used()), replicas) for node in nodes),
+        nodes=tuple(_node(node, used.get(node.name, Used()), hosted[node.name]) for node in nodes),
         models=models,
         replicas=tuple(_replica(replica) for replica in replicas),
         usage_today=usage_today,
     )
 
 
-def _node(node: Node, used: Used, replicas: Iterable[Replica]) -> NodeLine:
+def _node(node: Node, used: Used, replicas: int) -> NodeLine:
     return NodeLine(
         name=node.name,
         state=node.state,
@@ -156,7 +161,7 @@ def _node(node: Node, used: Used, replicas: Iterable[Replica]) -> NodeLine:
         disk_free_bytes=node.disk_free_bytes,
         gpus=len(node.gpus),
         gpus_faulty=sum(not gpu.healthy for gpu in node.gpus),
-        replicas=sum(any(shard.node == node.name for shard in replica.shards) for replica in replicas),
+        replicas=replicas,
         files=node.files,
         engines=tuple(f"{build.engine} ({build.name} {build.version})" for build in node.builds if build.usable),
         agent_version=node.agent_version,
@@ -193,15 +198,13 @@ def _state(replica: Replica) -> str:
     return {"run": replica.state, "drain": "draining", "stop": "stopping"}[replica.wanted]
 
 
-def _model(
-    model: spec.Model, replicas: Iterable[Replica], lost: set[str], cluster: Cluster, now: datetime
-) -> ModelLine:
-    mine = [replica for replica in replicas if replica.model == model.name]
+def _model(model: spec.Model, mine: list[Replica], lost: set[str], cluster: Cluster, now: datetime) -> ModelLine:
     live = [r for r in mine if r.wanted == "run" and not lost.intersection(shard.node for shard in r.shards)]
     ready = [replica for replica in live if replica.state == "ready"]
-    waiting = [held for held in cluster.backoffs if held.model == model.name and held.next_try_at > now]
+    held = [backoff for backoff in cluster.backoffs if backoff.model == model.name]
+    waiting = [backoff for backoff in held if backoff.next_try_at > now]
     reasons = next((status.reasons for status in cluster.statuses if status.model == model.name), ())
-    state, note = _model_state(model, live, ready, waiting, reasons)
+    state, note = _model_state(model, live, ready, waiting or ([] if live else held), reasons)
     return ModelLine(
         name=model.name,
         aliases=model.aliases,
@@ -214,7 +217,7 @@ def _model(
         waiting=_sum(replica.load.waiting if replica.load else None for replica in ready),
         note=note,
         why_not=tuple(f"{_subject(turned)} {turned.reason}" if turned.node else turned.reason for turned in reasons),
-        next_try_at=min((held.next_try_at for held in waiting), default=None),
+        next_try_at=min((backoff.next_try_at for backoff in waiting), default=None),
     )
 
 
@@ -226,7 +229,7 @@ def _model_state(
     model: spec.Model,
     live: list[Replica],
     ready: list[Replica],
-    waiting: list[Backoff],
+    backoffs: list[Backoff],
     reasons: tuple[TurnedDown, ...],
 ) -> tuple[str, str]:
     """One of ready, loading, failed, cannot run, on demand, off and external, and what to know beside it."""
@@ -236,13 +239,15 @@ def _model_state(
     if not model.profiles or (least == 0 and model.scaling.max == 0):
         return "off", ""
     short = f"{len(ready)} of {least} replicas are ready" if len(ready) < least else ""
-    failure = next((held.reason for held in waiting), "")
+    failure = next((backoff.reason for backoff in backoffs), "")
     if ready:
         return "ready", f"{short}: {failure}" if short and failure else short
     if failure:
         return "failed", failure
     if live:
         replica = live[-1]
+        if _state(replica) in ("failed", "stopped"):
+            return "failed", replica.reason or f"{replica.name} has stopped"
         return "loading", f"{replica.name} is {_state(replica)}"
     if reasons:
         return "cannot run", "no node can run it"
@@ -311,7 +316,7 @@ def _model_alerts(models: Iterable[ModelLine], cluster: Cluster) -> tuple[Alert,
     found = []
     for line in models:
         if line.state == "failed":
-            failures = max(held.failures for held in cluster.backoffs if held.model == line.name)
+            failures = max((held.failures for held in cluster.backoffs if held.model == line.name), default=1)
             text = f"{line.name} does not start ({failures} in a row): {line.note}"
             found.append(Alert("failed", line.name, text, line.next_try_at))
         elif line.state == "cannot run":

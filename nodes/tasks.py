@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 
 from celery import shared_task
 from celery.signals import worker_shutdown
@@ -11,7 +12,7 @@ from django.db import DatabaseError
 
 from llmgw.core import lease
 from llmgw.core.clock import SystemClock
-from nodes import passes
+from nodes import passes, tidying
 from nodes.poke import RECONCILE
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,18 @@ def reconcile() -> None:
                 return
     except Exception:
         log.exception("A pass failed; the next one runs within %g s", nodes.reconcile_s)
+
+
+@shared_task(name="nodes.tasks.tidy", ignore_result=True)
+def tidy() -> None:
+    """Drop old events and answered commands."""
+    nodes = settings.LLMGW.nodes
+    try:
+        gone = tidying.tidy(SystemClock().now(), keep_events=timedelta(days=nodes.keep_events_days))
+        if gone:
+            log.info("%d old rows of events, commands and loads were dropped", gone)
+    except Exception:
+        log.exception("Old rows were not dropped; the next try is within the hour")
 
 
 @worker_shutdown.connect  # type: ignore[untyped-decorator]

@@ -1,29 +1,13 @@
-"""Tests keep their data in a directory of their own, made before Django reads its settings.
-
-LLMGW_TEST_STORE=postgresql runs them on a PostgreSQL and a Redis started for the run; SQLite and no Redis otherwise.
-"""
+"""Fixtures that every room's tests share."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
+from typing import Any
 
 import pytest
 
-_services = contextlib.ExitStack()
 
-os.environ["LLMGW_DATA_DIR"] = tempfile.mkdtemp(prefix="llmgw-test-")
-_services.callback(shutil.rmtree, os.environ["LLMGW_DATA_DIR"], ignore_errors=True)
-
-if os.environ.get("LLMGW_TEST_STORE") == "postgresql" and "PYTEST_XDIST_WORKER" not in os.environ:
-    from tests.services import postgres_server, redis_server
-
-    # The workers of xdist inherit these and share the servers; each makes a database of its own.
-    os.environ["LLMGW_STORE__URL"] = _services.enter_context(postgres_server())
-    os.environ["LLMGW_REDIS__URL"] = _services.enter_context(redis_server())
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    _services.close()
+@pytest.fixture(autouse=True)
+def _quick_passwords(settings: Any) -> None:
+    """Argon2 takes a tenth of a second a password on purpose; its own test asks for it by name."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher", *settings.PASSWORD_HASHERS]

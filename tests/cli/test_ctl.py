@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from django.utils import timezone
-from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 from typer.testing import CliRunner
 
@@ -36,8 +35,7 @@ Ctl = Callable[..., Result]
 
 
 @pytest.fixture
-def root(transactional_db: None, settings: Settings) -> User:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+def root(transactional_db: None) -> User:
     return factories.make_user("root", is_superuser=True)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 CHROMIUM = "/usr/bin/chromium"
@@ -23,11 +22,6 @@ QUIET = (
     "--disable-dev-shm-usage",
 )
 SHOTS = Path(__file__).parent / "shots"
-
-
-@pytest.fixture(autouse=True)
-def quick_passwords(settings: Settings) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,30 @@
+"""Before Django reads its settings: a data directory for this run alone, and (where asked) real servers.
+
+Loaded as a plugin (`-p tests.environment`), since pytest-django reads the settings before any conftest.
+LLMGW_TEST_STORE=postgresql: on a PostgreSQL and a Redis started for the run; otherwise on SQLite and no Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_services = contextlib.ExitStack()
+
+os.environ["LLMGW_DATA_DIR"] = tempfile.mkdtemp(prefix="llmgw-test-")
+_services.callback(shutil.rmtree, os.environ["LLMGW_DATA_DIR"], ignore_errors=True)
+
+if os.environ.get("LLMGW_TEST_STORE") == "postgresql" and "PYTEST_XDIST_WORKER" not in os.environ:
+    from tests.services import postgres_server, redis_server
+
+    # The workers of xdist inherit these and share the servers; each makes a database of its own.
+    os.environ["LLMGW_STORE__URL"] = _services.enter_context(postgres_server())
+    os.environ["LLMGW_REDIS__URL"] = _services.enter_context(redis_server())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _services.close()
