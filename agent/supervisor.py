@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agent import adopt, files, output, ports, probe, process, shards, validate
+from agent import adopt, files, launching, output, ports, probe, process, shards, validate
 from agent.config import AgentSettings
 from agent.engines import ENGINES
 from agent.engines.base import Build, Command, Launch
@@ -41,10 +39,6 @@ QUARANTINE_S = 120.0
 KEEP_ENDED = 64
 BUSY_SHARE = 0.05
 """CPU use between two probes, as a share of one core, above which an engine counts as busy."""
-# What engines get of the agent's environment: no secret, and nothing that llama-server would take for a flag.
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME")
-INHERITED_PREFIXES = ("CUDA_", "NVIDIA_", "GGML_", "OMP_")
-
 Key = tuple[str, int]
 Publish = Callable[[ShardStatus], None]
 
@@ -264,7 +258,7 @@ class Supervisor:
 
     def _say(self, run: Run) -> None:
         if run.shard.state == "failed":
-            run.tail = output.tail(run.output, secret=run.key) if run.expected and run.processes else ""
+            run.tail = output.tail(run.output, secret=run.key) if run.port is not None else ""
         if run.processes and not run.shard.ended:
             self._record(run)
         self._publish(ShardStatus(status=run.shard.status(), tail=run.tail))
@@ -297,7 +291,7 @@ class Supervisor:
     async def _fetch(self, key: Key, run: Run) -> None:
         try:
             run.weights = await self._weights.ensure(run.shard.spec.source, lambda told: self._progress(key, run, told))
-            reason = await asyncio.to_thread(_look_at_weights, run.shard.spec.engine, run.weights)
+            reason = await asyncio.to_thread(launching.look_at_weights, run.shard.spec.engine, run.weights)
         except FetchError as error:
             reason = str(error)
         self._feed(key, shards.Broke(reason) if reason else shards.Fetched())
@@ -323,7 +317,9 @@ class Supervisor:
             port = self._choose_port(run)
             if port is None:
                 span = self._settings.ports
-                raise _NotStarted(f"no port between {span.first} and {span.last} is free. Widen `ports` in agent.yaml.")
+                raise launching.NotStarted(
+                    f"no port between {span.first} and {span.last} is free. Widen `ports` in agent.yaml."
+                )
             run.port = port
             assert run.build
             launch = Launch(build=run.build, weights=str(run.weights), port=port, key=run.key)
@@ -332,7 +328,7 @@ class Supervisor:
             output.begin(run.output)
             for command in commands:
                 await self._start(run, command)
-        except _NotStarted as error:
+        except launching.NotStarted as error:
             self._feed(key, shards.Broke(str(error)))
         except OSError as error:
             self._feed(key, shards.Broke(files.sentence(error, "the engine cannot be started")))
@@ -341,23 +337,15 @@ class Supervisor:
 
     async def _start(self, run: Run, command: Command) -> None:
         if command.wait_for is not None:
-            await _wait_for_listener(*command.wait_for, limit_s=command.wait_s)
-        pid = process.spawn(command.argv, self._environment(run, command), run.output)
+            await launching.wait_for_listener(*command.wait_for, limit_s=command.wait_s)
+        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: self._mark(run)}
+        pid = process.spawn(command.argv, launching.environment(command, marks), run.output)
         identity = process.identify(pid)
         if identity is None:
-            raise _NotStarted(f"{Path(command.argv[0]).name} {process.ending(process.reap(pid))} at once")
+            raise launching.NotStarted(f"{Path(command.argv[0]).name} {process.ending(process.reap(pid))} at once")
         run.processes.append(identity)
         # Written at once: an agent killed now must find the process again.
         self._record(run)
-
-    def _environment(self, run: Run, command: Command) -> dict[str, str]:
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name in INHERITED or name.startswith(INHERITED_PREFIXES)
-        }
-        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: self._mark(run)}
-        return inherited | dict(command.env) | dict(command.secrets) | marks
 
     def _record(self, run: Run) -> None:
         # A wrapper replaces its command after the start, so the command is read again each time.
@@ -396,7 +384,7 @@ class Supervisor:
             released_at=self._released_at,
             quarantine_s=QUARANTINE_S,
             now=monotonic(),
-            is_free=lambda port: _is_free(run.address, port),
+            is_free=lambda port: launching.is_free(run.address, port),
         )
         if port is not None:
             files.write_private(self._port_file, str(port).encode())
@@ -450,46 +438,6 @@ class Supervisor:
         before, run.cpu = run.cpu, (now, used)
         busy = before is not None and used - before[1] > BUSY_SHARE * (now - before[0])
         self._feed(key, shards.Probed(answer, busy))
-
-
-class _NotStarted(Exception):
-    """`str()` is the reason."""
-
-
-def _look_at_weights(engine: str, path: Path) -> str | None:
-    head = b""
-    if path.is_file():
-        try:
-            with path.open("rb") as file:
-                head = file.read(4)
-        except OSError as error:
-            return files.sentence(error, f"source: {path} cannot be read")
-    return validate.weights_refusal(engine, str(path), is_file=path.is_file(), head=head)
-
-
-async def _wait_for_listener(host: str, port: int, *, limit_s: float) -> None:
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection(host, port)
-                except OSError:
-                    await asyncio.sleep(0.25)
-                else:
-                    writer.close()
-                    return
-    except TimeoutError:
-        raise _NotStarted(f"nothing listened on {host}:{port} within {limit_s:g} s") from None
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind((address, port))
-        except OSError:
-            return False
-    return True
 
 
 def _name(run: Run) -> str:

@@ -236,12 +236,12 @@ def gguf(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(control_plane: ControlPlane, tmp_path: Path, stub: Path) -> AgentSettings:
+def agent_settings(control_plane: ControlPlane, tmp_path: Path, stub: Path) -> AgentSettings:
     return settings_for(control_plane.url, tmp_path, stub)
 
 
 def settings_for(url: str, directory: Path, binary: Path | None) -> AgentSettings:
-    first = 20000 + os.getpid() % 300 * 100
+    first = 20000 + os.getpid() % 120 * 100  # below the ports that the system gives to clients
     return AgentSettings.model_validate(
         {
             "control_plane": [url],
@@ -254,16 +254,16 @@ def settings_for(url: str, directory: Path, binary: Path | None) -> AgentSetting
 
 
 @pytest.fixture
-async def agent(settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> AsyncIterator[AgentTask]:
+async def agent(agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> AsyncIterator[AgentTask]:
     caplog.set_level("INFO")
-    one = AgentTask(settings, caplog)
+    one = AgentTask(agent_settings, caplog)
     yield one
     await one.end()
 
 
 @pytest.fixture
-def agent_process(tmp_path: Path, settings: AgentSettings) -> Iterator[AgentProcess]:
-    one = AgentProcess(tmp_path, settings)
+def agent_process(tmp_path: Path, agent_settings: AgentSettings) -> Iterator[AgentProcess]:
+    one = AgentProcess(tmp_path, agent_settings)
     yield one
     one.end()
 

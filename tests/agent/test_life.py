@@ -343,9 +343,9 @@ async def test_a_second_agent_in_the_same_work_directory_stops_with_one_sentence
 
 @pytest.mark.parametrize("stop_engines", [True, False])
 async def test_stopping_the_agent_stops_engines_only_when_told_to(
-    tmp_path: Path, settings: AgentSettings, control_plane: ControlPlane, gguf: Path, stop_engines: bool
+    tmp_path: Path, agent_settings: AgentSettings, control_plane: ControlPlane, gguf: Path, stop_engines: bool
 ) -> None:
-    agent = AgentProcess(tmp_path, settings.model_copy(update={"stop_engines_on_exit": stop_engines}))
+    agent = AgentProcess(tmp_path, agent_settings.model_copy(update={"stop_engines_on_exit": stop_engines}))
     try:
         pid = await _ready(agent, control_plane, gguf)
         assert await agent.stop() == 0
@@ -353,7 +353,7 @@ async def test_stopping_the_agent_stops_engines_only_when_told_to(
         assert control_plane.states("r1")[-1] == ("stopped" if stop_engines else "ready")
     finally:
         agent.end()
-        end_engines(settings)
+        end_engines(agent_settings)
 
 
 async def test_a_hung_engine_fails_while_idle(

@@ -287,7 +287,6 @@ async def test_a_strangers_server_on_the_port_is_never_taken_for_the_engine(
     monkeypatch.setitem(ENGINES, "llamacpp", Elsewhere())
     agent.start()
     await eventually(lambda: control_plane.registers)
-    first = agent.settings.ports.first
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -295,9 +294,10 @@ async def test_a_strangers_server_on_the_port_is_never_taken_for_the_engine(
 
     await control_plane.send(StartShard(spec=spec(gguf)))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["starting"])
-    await eventually(lambda: control_plane.last("r1").status.port == first)
-    stranger = await asyncio.start_server(answer, "127.0.0.1", first)
+    await eventually(lambda: control_plane.last("r1").status.port)
+    port = control_plane.last("r1").status.port
+    stranger = await asyncio.start_server(answer, "127.0.0.1", port)
     await eventually(lambda: control_plane.states("r1")[-1] == "failed")
-    assert f"port {first} is held by a process that is not this engine" in control_plane.last("r1").status.reason
+    assert f"port {port} is held by a process that is not this engine" in control_plane.last("r1").status.reason
     stranger.close()
     await stranger.wait_closed()

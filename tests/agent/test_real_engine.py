@@ -18,13 +18,13 @@ KEY = "3f" * 32
 
 
 @pytest.fixture
-def settings(control_plane: ControlPlane, tmp_path: Path) -> AgentSettings:
+def agent_settings(control_plane: ControlPlane, tmp_path: Path) -> AgentSettings:
     return settings_for(control_plane.url, tmp_path, None)
 
 
 @pytest.mark.timeout(300)
 async def test_a_real_model_is_fetched_served_adopted_and_stopped(
-    agent_process: AgentProcess, control_plane: ControlPlane, settings: AgentSettings
+    agent_process: AgentProcess, control_plane: ControlPlane, agent_settings: AgentSettings
 ) -> None:
     agent_process.start()
     await eventually(lambda: control_plane.registers)
@@ -77,4 +77,4 @@ async def test_a_real_model_is_fetched_served_adopted_and_stopped(
     await eventually(lambda: control_plane.states("r1")[-1] == "ready", limit_s=30, what="ready again, nothing fetched")
     await control_plane.send(StopShard(replica="r1"))
     await eventually(lambda: control_plane.states("r1")[-1] == "stopped", limit_s=15)
-    assert not engines_of(settings)
+    assert not engines_of(agent_settings)

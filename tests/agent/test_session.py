@@ -77,9 +77,9 @@ async def test_the_token_goes_in_a_header_and_the_address_is_the_one_that_faces_
 
 
 async def test_a_cut_stream_is_opened_again_with_a_whole_register(
-    control_plane: ControlPlane, settings: AgentSettings, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane, agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with speaking(settings):
+    async with speaking(agent_settings):
         for count in (1, 2, 3):
             await eventually(lambda: len(control_plane.registers) == count)  # noqa: B023 - awaited in the same turn
             control_plane.cut()
@@ -89,18 +89,20 @@ async def test_a_cut_stream_is_opened_again_with_a_whole_register(
 
 
 async def test_waits_grow_over_streams_that_are_closed_at_once(
-    control_plane: ControlPlane, settings: AgentSettings, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane, agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     control_plane.close_at_once = 1011
-    async with speaking(settings, base_s=0.1):
+    async with speaking(agent_settings, base_s=0.1):
         await eventually(lambda: len(control_plane.opened_at) == 4)
     waits = [later - earlier for earlier, later in pairwise(control_plane.opened_at)]
     assert waits[0] < waits[1] < waits[2]
     assert "1011 go away" in caplog.text
 
 
-async def test_waits_start_anew_after_a_healthy_stream(control_plane: ControlPlane, settings: AgentSettings) -> None:
-    async with speaking(settings, base_s=0.1, healthy_s=0.05):
+async def test_waits_start_anew_after_a_healthy_stream(
+    control_plane: ControlPlane, agent_settings: AgentSettings
+) -> None:
+    async with speaking(agent_settings, base_s=0.1, healthy_s=0.05):
         for count in range(1, 6):
             beats = len(control_plane.heartbeats)
             await eventually(lambda: len(control_plane.heartbeats) > beats)  # noqa: B023 - awaited in the same turn
@@ -111,11 +113,11 @@ async def test_waits_start_anew_after_a_healthy_stream(control_plane: ControlPla
 
 
 async def test_a_clean_close_is_told_apart_from_an_error(
-    control_plane: ControlPlane, settings: AgentSettings, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane, agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     control_plane.close_at_once = 1000
-    async with speaking(settings):
+    async with speaking(agent_settings):
         await eventually(lambda: len(control_plane.opened_at) == 2)
     lines = [record for record in caplog.records if record.name == "agent.session"]
     assert lines
@@ -124,10 +126,10 @@ async def test_a_clean_close_is_told_apart_from_an_error(
 
 
 async def test_a_refusal_is_logged_with_its_reason_and_its_wish_is_obeyed(
-    control_plane: ControlPlane, settings: AgentSettings, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane, agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     control_plane.first = lambda: Refused(reason="node n is not known", retry_after_s=0.6)
-    async with speaking(settings, base_s=0.01):
+    async with speaking(agent_settings, base_s=0.01):
         await eventually(lambda: len(control_plane.opened_at) == 2)
     assert control_plane.opened_at[1] - control_plane.opened_at[0] > 0.6
     assert "refused: node n is not known" in caplog.text
@@ -163,10 +165,12 @@ async def test_another_control_plane_is_found_when_the_first_is_gone(
         await eventually(lambda: control_plane.registers)
 
 
-async def test_stopping_is_quick_while_a_read_blocks(control_plane: ControlPlane, settings: AgentSettings) -> None:
+async def test_stopping_is_quick_while_a_read_blocks(
+    control_plane: ControlPlane, agent_settings: AgentSettings
+) -> None:
     control_plane.first = lambda: None
     before = 0.0
-    async with speaking(settings):
+    async with speaking(agent_settings):
         await eventually(lambda: control_plane.registers)
         before = monotonic()
     assert monotonic() - before < 3
@@ -222,9 +226,9 @@ async def test_a_control_plane_that_does_not_read_is_left_and_registered_with_an
 
 
 async def test_messages_that_this_version_does_not_know_do_no_harm(
-    control_plane: ControlPlane, settings: AgentSettings
+    control_plane: ControlPlane, agent_settings: AgentSettings
 ) -> None:
-    async with speaking(settings):
+    async with speaking(agent_settings):
         await eventually(lambda: control_plane.heartbeats)
         for raw in ("not json", '{"type":"song"}', '{"type":"command","id":7,"body":{"type":"dance"}}'):
             await control_plane.send_raw(raw)
@@ -235,8 +239,8 @@ async def test_messages_that_this_version_does_not_know_do_no_harm(
     assert len(control_plane.registers) == 1
 
 
-async def test_an_inventory_of_3_mib_passes(control_plane: ControlPlane, settings: AgentSettings) -> None:
-    async with speaking(settings, node=Speaker(padding="x" * 3 * 2**20)):
+async def test_an_inventory_of_3_mib_passes(control_plane: ControlPlane, agent_settings: AgentSettings) -> None:
+    async with speaking(agent_settings, node=Speaker(padding="x" * 3 * 2**20)):
         await eventually(lambda: control_plane.heartbeats)
     assert len(control_plane.registers) == 1
 
