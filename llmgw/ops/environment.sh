@@ -28,9 +28,13 @@ apt_install() {
         stop "apt-get could not install $1; its message is above."
 }
 
+# An activated .venv is the very thing that is made here, so it must not be what it is made with.
+PATH=$(printf '%s' "$PATH" | tr ':' '\n' | grep -vxF "$(pwd)/.venv/bin" | paste -sd: -)
+export PATH
+
 [ -w . ] || stop "$(pwd) is not writable by you; clone llmgw somewhere that is."
 python=$(find_python)
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+if ! .venv/bin/python -c '' 2>/dev/null || ! { .venv/bin/uv --version || .venv/bin/python -m pip --version; } >/dev/null 2>&1; then
     rm -rf .venv
     if ! "$python" -m venv .venv >/dev/null 2>&1; then
         rm -rf .venv

@@ -108,6 +108,24 @@ def test_a_python_that_is_too_old_is_refused_by_the_environment_script(tmp_path:
     assert not (tmp_path / ".venv").exists()
 
 
+def test_an_activated_environment_is_not_what_a_new_one_is_made_with(tmp_path: Path) -> None:
+    """A broken .venv whose python still starts, first in PATH: it is thrown away, and the system's python is asked."""
+    own, system = tmp_path / ".venv" / "bin", tmp_path / "bin"
+    own.mkdir(parents=True)
+    system.mkdir()
+    for folder, log in ((own, "own"), (system, "system")):
+        python = folder / "python3"
+        python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/{log}.log\n[ "$1" != -m ]\n')
+        python.chmod(0o755)
+    result = subprocess.run(
+        ["sh", str(ROOT / "llmgw/ops/environment.sh"), "requirements.lock"],
+        capture_output=True, text=True, cwd=tmp_path, env={"PATH": f"{own}:{system}:/usr/bin:/bin"}, timeout=30,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "-m venv .venv" in (tmp_path / "system.log").read_text()
+    assert not (tmp_path / "own.log").exists()
+
+
 def test_help_comes_without_loading_the_product() -> None:
     command = [
         *LLMGW[:1], "-X", "importtime", "-m", "llmgw", "--help",
