@@ -44,7 +44,7 @@ def _fields(tree: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
 def _shown(value: object) -> str:
     if value is None:
         return "none"
-    if value in ([], (), {}):
+    if value in ([], (), {}, ""):
         return "empty"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -87,6 +87,51 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def protocol_page() -> str:
+    import inspect
+
+    import msgspec
+
+    from agent import protocol
+
+    intro = (
+        f"JSON messages over one websocket at `{protocol.PATH}`, version {protocol.VERSION}, tagged by `type`; at most "
+        f"{protocol.MAX_MESSAGE_BYTES:,} bytes each. Sizes are bytes, durations seconds; what is absent is unknown."
+    )
+    lines = ["# Agent protocol\n", MADE + intro]
+    for name, message in inspect.getmembers(protocol, inspect.isclass):
+        if not issubclass(message, protocol.Struct) or message is protocol.Struct:
+            continue
+        tag = message.__struct_config__.tag
+        lines.append(f"\n## {name}{f' (`{tag}`)' if tag else ''}\n")
+        if message.__doc__:
+            lines.append(f"{' '.join(message.__doc__.split())}\n")
+        lines += ["| field | kind | default |", "|---|---|---|"]
+        for field in msgspec.structs.fields(message):
+            kind = str(message.__annotations__[field.name]).replace("|", "\\|")
+            given = field.default if field.default is not msgspec.NODEFAULT else msgspec.NODEFAULT
+            if given is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+                given = field.default_factory()
+            shown = "required" if given is msgspec.NODEFAULT else _shown(given)
+            lines.append(f"| `{field.encode_name}` | {kind} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def api_page() -> str:
+    from drf_spectacular.generators import SchemaGenerator
+
+    schema = SchemaGenerator().get_schema(public=True)
+    intro = (
+        "The REST API; `/api/docs/` on a running control plane has every shape, `/api/schema/` the OpenAPI document."
+    )
+    lines = ["# API\n", MADE + intro, "", "| method | path | does |", "|---|---|---|"]
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            does = (operation.get("summary") or operation.get("description") or "").strip().splitlines()
+            lines.append(f"| {method.upper()} | `{path}` | {does[0] if does else ''} |")
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.setdefault("LLMGW_DATA_DIR", scratch)
@@ -106,6 +151,8 @@ def pages() -> dict[str, str]:
             "agent-settings.md": settings_page("agent.yaml", AgentSettings, "LLMGW_AGENT_", agent),
             "cli.md": cli_page(),
             "metrics.md": metrics_page(),
+            "agent-protocol.md": protocol_page(),
+            "api.md": api_page(),
         }
 
 
