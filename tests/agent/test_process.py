@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -31,11 +32,10 @@ def started() -> Iterator[list[int]]:
     pids: list[int] = []
     yield pids
     for pid in pids:
-        process.send(pid, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        except ChildProcessError:
-            continue
 
 
 def run(started: list[int], output_file: Path, *argv: str, mark: str = "") -> Identity:
