@@ -50,9 +50,10 @@ class Plane:
         self._number = 0
 
     def next_id(self) -> str:
-        """Unique among all gateways, ever: 64 random bits of this process and a count."""
+        """Unique among all gateways, ever: 64 random bits of this process and a count, in an order that keeps what the
+        store's index writes together."""
         self._number += 1
-        return f"req-{self._mark}-{self._number:x}"
+        return f"req-{self._mark}-{self._number:08x}"
 
     def check_fresh(self, now: float) -> None:
         """Refuse (503) when there is no table yet, or none that may still be served from (GW-21)."""

@@ -129,7 +129,7 @@ def _reconnect() -> None:
         connection.close()
 
 
-_COLUMN_OF = {field.name: field.column for field in Usage._meta.concrete_fields}
+_COLUMN_OF = {field.name: str(field.column) for field in Usage._meta.concrete_fields}
 _COLUMNS = tuple(_COLUMN_OF[name] for name in Record.__struct_fields__)
 _FIXED = (("adapter", ""), ("cost", None))
 """Columns that records do not carry yet."""
