@@ -13,6 +13,7 @@ from llmgw.core import secret_file
 ADMIN = "admin"
 PASSWORD_FILE = "admin-password"  # noqa: S105
 CTL_FILE = "ctl.json"
+BOOTSTRAP_KEY_FILE = "bootstrap-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,25 @@ def prepare(*, kept_key: str | None = None, wants_key: bool = False) -> First:
         project_key=key_text,
         sign_in_path=_first_link(admin),
     )
+
+
+def everything(node: str, *, scripted: bool) -> First:
+    """What `llmgw up` needs before its parts start: a prepared store, ctl's token, the local node's join token.
+
+    `scripted`: a script asks for a project key at each start; it gets the same one as long as that works.
+    """
+    from llmgw.config import current
+
+    settings = current()
+    kept = settings.secrets_dir / BOOTSTRAP_KEY_FILE
+    if scripted:
+        first = prepare(kept_key=kept.read_text().strip() if kept.exists() else None, wants_key=True)
+        secret_file.write(kept, f"{first.project_key}\n")
+    else:
+        first = prepare()
+    write_ctl_file(settings.base_url)
+    node_token(node)
+    return first
 
 
 def _password(admin: object) -> str | None:

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from llmgw.core import secret_file
 from llmgw.ops import prepare, serve
 
 NODE = "local"
-BOOTSTRAP_KEY_FILE = "bootstrap-key"
 FREE_BYTES = 1024**3
 """What the engine, the small model and the database need at first, with room to work."""
 READY_WITHIN_S = 600
@@ -121,14 +121,10 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
         if bootstrap_file:
             # A file from a run that was killed would tell a waiting script that this one serves already.
             bootstrap_file.unlink(missing_ok=True)
-            first = prepare.prepare(kept_key=_kept_key(settings), wants_key=True)
-            secret_file.write(settings.secrets_dir / BOOTSTRAP_KEY_FILE, f"{first.project_key}\n")
-        else:
-            first = prepare.prepare()
-        prepare.write_ctl_file(settings.base_url)
-        prepare.node_token(NODE)
-        agent_file = _write_agent_file(settings)
-        parts = Parts(_parts(agent_file, settings))
+        # In a process of its own, so that Django and the store stay out of this one, which lives as long as the rest.
+        with ProcessPoolExecutor(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+            first = pool.submit(prepare.everything, NODE, scripted=bootstrap_file is not None).result()
+        parts = Parts(_parts(_write_agent_file(settings), settings))
         return _run(settings, parts, first, bootstrap_file)
 
 
@@ -287,12 +283,6 @@ def _write_bootstrap(path: Path, settings: Settings, first: prepare.First, parts
         )
         + "\n",
     )
-
-
-def _kept_key(settings: Settings) -> str | None:
-    """The key that an earlier run with --bootstrap-file handed out."""
-    path = settings.secrets_dir / BOOTSTRAP_KEY_FILE
-    return path.read_text().strip() if path.exists() else None
 
 
 def need_space(data_dir: Path, free_bytes: int) -> None:

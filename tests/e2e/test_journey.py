@@ -48,7 +48,10 @@ def test_no_secret_is_in_the_log_or_in_any_command_line(running: Product) -> Non
 def test_openai_python_gets_real_tokens(running: Product) -> None:
     with running.openai() as client:
         answer = client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=16
+            model=MODEL,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            max_tokens=16,
+            temperature=0,
         )
     assert answer.model == MODEL
     assert "Paris" in (answer.choices[0].message.content or "")
