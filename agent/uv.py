@@ -12,6 +12,7 @@ from pathlib import Path
 import uv
 
 LIMIT_S = 1800.0
+SYSTEM_CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
 
 class UvError(Exception):
@@ -33,6 +34,7 @@ async def install_wheel(requirement: str, target: Path, *, what: str, limit_s: f
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             cwd=target,  # so that no project in the agent's own directory lends its settings
+            env=environment(dict(os.environ)),
         )
     except OSError as error:
         raise UvError(f"{what}: uv cannot be started ({error.strerror}). Reinstall llmgw, which brings it.") from None
@@ -50,6 +52,16 @@ async def install_wheel(requirement: str, target: Path, *, what: str, limit_s: f
         raise UvError(explain(what, errors.decode(errors="replace")))
 
 
+def environment(given: dict[str, str], stores: tuple[Path, ...] = SYSTEM_CERTIFICATES) -> dict[str, str]:
+    """What uv is started with: it trusts what the machine trusts, as a private network's own authority is only there.
+
+    A bare machine has no such store; uv's own list serves there.
+    """
+    if any(store.exists() for store in stores):
+        return {"UV_SYSTEM_CERTS": "true", **given}
+    return given
+
+
 def explain(what: str, errors: str) -> str:
     """uv's own words as one sentence with the next step."""
     lower = errors.lower()
@@ -59,6 +71,11 @@ def explain(what: str, errors: str) -> str:
         )
     if "no space left" in lower or "os error 28" in lower:
         return f"{what}: the disk is full. Free space, or move work_dir to a larger disk."
+    if "invalid peer certificate" in lower:
+        return (
+            f"{what}: the package index shows a certificate that this machine does not trust. "
+            "Add its authority to the system's certificates, or name it in SSL_CERT_FILE."
+        )
     if any(words in lower for words in ("dns error", "error sending request", "connect error", "timed out", "network")):
         return (
             f"{what}: the package index cannot be reached. "

@@ -44,7 +44,7 @@ if ! .venv/bin/python -c '' 2>/dev/null || ! { .venv/bin/uv --version || .venv/b
 fi
 
 # A private network's own authority is in the system's store, which a bare Debian does not have.
-[ -e /etc/ssl/certs/ca-certificates.crt ] && export UV_SYSTEM_CERTS=true
+[ -e /etc/ssl/certs/ca-certificates.crt ] && export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
 
 want_uv=$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements.lock)
 if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$want_uv" ]; then
