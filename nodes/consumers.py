@@ -15,7 +15,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from agent import protocol
 from llmgw.core import doorbell
 from llmgw.core.clock import Clock, SystemClock
-from nodes import actions, commands
+from nodes import actions, commands, intake
 from nodes.models import Node
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,9 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             if not self.registered and (other := _other_version(raw)):
                 await self._refuse(other)
                 return
-            message = protocol.decode_up(raw)
-        except msgspec.DecodeError as error:
-            await self._refuse(f"a message could not be read: {error}")
+            message = intake.fitted(protocol.decode_up(raw))
+        except (msgspec.DecodeError, RecursionError, intake.Unfit) as error:
+            await self._refuse(f"a message could not be read: {intake.shown(str(error))[:400]}")
             return
         await self._hear(self.node, message)
 

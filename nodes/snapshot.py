@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields
 from datetime import datetime, timedelta
 
 import msgspec
 from django.conf import settings
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Q, Sum, TextField
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 import catalog.models
@@ -30,13 +33,26 @@ class _Facts(msgspec.Struct):
     disks: tuple[protocol.Disk, ...] = ()
     gpus: tuple[protocol.Gpu, ...] = ()
     builds: tuple[protocol.Build, ...] = ()
+    files: tuple[msgspec.Raw, ...] = ()
+
+
+# Whole clusters are read on every pass and page: columns without models, and JSON read once, straight into shape.
+_facts = msgspec.json.Decoder(_Facts).decode
+_node_load = msgspec.json.Decoder(protocol.NodeLoad).decode
+_cards = msgspec.json.Decoder(tuple[str, ...]).decode
+_progress = msgspec.json.Decoder(protocol.Progress).decode
+
+
+def _text(column: str) -> Cast:
+    """A JSON column as its text."""
+    return Cast(column, TextField())
 
 
 def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
     """All that there is, in eight queries. `since`: when this control plane took the lead, if it has it."""
     nodes = settings.LLMGW.nodes
     return state.Cluster(
-        nodes=tuple(_node(row) for row in models.Node.objects.all()),
+        nodes=tuple(_nodes()),
         models=catalog.models.Model.objects.snapshot(),
         replicas=_replicas(now),
         backoffs=tuple(
@@ -65,69 +81,68 @@ def current_summary(now: datetime | None = None) -> Summary:
     return summarise(take(now), _usage_today(now), now)
 
 
-def _node(row: models.Node) -> state.Node:
-    facts = msgspec.convert(row.inventory, _Facts)
-    load = msgspec.convert(row.load, protocol.NodeLoad)
-    free = load.disk_free_bytes
-    if free is None:
-        free = facts.disks[0].free_bytes if facts.disks else None
-    return state.Node(
-        name=row.name,
-        state=msgspec.convert(row.state, state.Life),
-        cordoned=row.cordoned_at is not None,
-        draining=row.draining_at is not None,
-        address=row.address,
-        disabled_engines=frozenset(row.disabled_engines),
-        reserved_cores=row.reserved_cores,
-        cores=facts.cpu.cores,
-        memory_bytes=facts.memory_bytes,
-        memory_used_bytes=load.memory_used_bytes,
-        disk_free_bytes=free,
-        cpu_percent=load.cpu_percent,
-        load_1m=load.load_1m,
-        gpus=facts.gpus,
-        builds=facts.builds,
-        files=len(row.inventory.get("files", ())),
-        agent_version=row.agent_version,
-        registered_at=row.registered_at,
-        last_seen_at=row.last_seen_at,
+def _nodes() -> Iterator[state.Node]:
+    rows = models.Node.objects.values_list(
+        "name",
+        "state",
+        "cordoned_at",
+        "draining_at",
+        "address",
+        "disabled_engines",
+        "reserved_cores",
+        _text("inventory"),
+        _text("load"),
+        "agent_version",
+        "registered_at",
+        "last_seen_at",
     )
+    for name, life, cordoned, draining, address, disabled, reserved, inventory, loaded, version, since, seen in rows:
+        facts, load = _facts(inventory), _node_load(loaded)
+        free = load.disk_free_bytes
+        if free is None:
+            free = facts.disks[0].free_bytes if facts.disks else None
+        yield state.Node(
+            name=name,
+            state=life,
+            cordoned=cordoned is not None,
+            draining=draining is not None,
+            address=address,
+            disabled_engines=frozenset(disabled),
+            reserved_cores=reserved,
+            cores=facts.cpu.cores,
+            memory_bytes=facts.memory_bytes,
+            memory_used_bytes=load.memory_used_bytes,
+            disk_free_bytes=free,
+            cpu_percent=load.cpu_percent,
+            load_1m=load.load_1m,
+            gpus=facts.gpus,
+            builds=facts.builds,
+            files=len(facts.files),
+            agent_version=version,
+            registered_at=since,
+            last_seen_at=seen,
+        )
 
 
 def _replicas(now: datetime) -> tuple[state.Replica, ...]:
-    loads = _loads(now)
+    loads, shards = _loads(now), _shards()
+    columns = [field.name for field in fields(state.Replica) if field.name not in ("shards", "load")]
     return tuple(
-        state.Replica(
-            name=row.name,
-            model=row.model,
-            profile=row.profile,
-            profile_digest=row.profile_digest,
-            made_at=row.made_at,
-            engine=row.engine,
-            weight=row.weight,
-            wanted=msgspec.convert(row.wanted, state.Want),
-            wanted_at=row.wanted_at,
-            state=msgspec.convert(row.state, protocol.State),
-            state_at=row.state_at,
-            ready_at=row.ready_at,
-            reason=row.reason,
-            tail=row.tail,
-            shards=tuple(_shard(shard) for shard in sorted(row.shards.all(), key=lambda shard: shard.rank)),
-            load=loads.get(row.name),
-        )
-        for row in models.Replica.objects.prefetch_related("shards")
+        state.Replica(**row, shards=tuple(shards.get(row["name"], ())), load=loads.get(row["name"]))
+        for row in models.Replica.objects.values(*columns)
     )
 
 
-def _shard(row: models.Shard) -> state.Shard:
-    return state.Shard(
-        node=row.node_id,
-        rank=row.rank,
-        state=msgspec.convert(row.state, protocol.State),
-        cores=row.cores,
-        gpus=tuple(row.gpus),
-        note=state.in_words(msgspec.convert(row.progress, protocol.Progress)),
+def _shards() -> dict[str, list[state.Shard]]:
+    """By replica, in the order of rank."""
+    found: dict[str, list[state.Shard]] = defaultdict(list)
+    rows = models.Shard.objects.order_by("rank").values_list(
+        "replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress")
     )
+    for replica, node, rank, told, cores, gpus, progress in rows:
+        note = state.in_words(_progress(progress))
+        found[replica].append(state.Shard(node, rank, told, cores, _cards(gpus), note))
+    return found
 
 
 def _loads(now: datetime) -> dict[str, state.Load]:

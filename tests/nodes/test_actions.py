@@ -254,7 +254,7 @@ def test_a_quiet_pass_costs_eight_queries(django_assert_num_queries) -> None:  #
 def test_a_placement_costs_few_queries(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
     make_model()
     make_node()
-    with django_assert_num_queries(21):
+    with django_assert_num_queries(22):
         assert passes.run_pass(timezone.now())
 
 

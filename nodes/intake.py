@@ -1,0 +1,95 @@
+"""What agents say, made fit to store and to show: bounded, and without anything that acts on a terminal. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import assert_never
+
+import msgspec
+
+from agent import protocol
+
+LARGEST = 2**63 - 1
+LARGEST_IN_ROWS = 2**31 - 1
+# As colours, titles and cursor moves are written, in seven and in eight bits.
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+)
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
+_LENGTHS = {"replica": 120, "model": 200, "profile": 80, "profile_digest": 64, "engine": 20}
+
+
+class Unfit(Exception):
+    """A message that no row can hold, in words that name the field."""
+
+
+def fitted(message: protocol.Up) -> protocol.Up:
+    """The message as it may be stored and shown. Raises Unfit."""
+    told = msgspec.to_builtins(message)
+    clean = _cleaned(told)
+    fit: protocol.Up = message if clean == told else msgspec.convert(clean, protocol.Up)  # type: ignore[call-overload]
+    match fit:
+        case protocol.Register():
+            _check_register(fit)
+        case protocol.Heartbeat():
+            _check_states(fit.shards)
+        case protocol.ShardStatus():
+            _check_states((fit.status,))
+        case protocol.Ack():
+            pass
+        case _:
+            assert_never(fit)
+    return fit
+
+
+def shown(text: str) -> str:
+    """Text without escape sequences; other characters that cannot be seen stand as U+FFFD. Lines and tabs stay."""
+    if text.isprintable():
+        return text
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(letter if _may_stay(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _may_stay(letter: str) -> bool:
+    return letter in "\n\t" or letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+
+def _cleaned(part: object) -> object:
+    if isinstance(part, str):
+        return shown(part)
+    if isinstance(part, dict):
+        return {shown(key): _cleaned(value) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_cleaned(value) for value in part]
+    if isinstance(part, tuple):
+        return tuple(_cleaned(value) for value in part)
+    if isinstance(part, int) and abs(part) > LARGEST:
+        raise Unfit("a number has more than 63 bits")
+    return part
+
+
+def _check_register(told: protocol.Register) -> None:
+    for name, limit in (("agent_version", 40), ("machine_id", 64)):
+        if len(getattr(told, name)) > limit:
+            raise Unfit(f"{name} is longer than {limit} characters")
+    if not _ADDRESS.fullmatch(told.address):
+        raise Unfit(f"the address {told.address[:80]!r} is no host name and no IP address")
+    for each in told.shards:
+        for name, limit in _LENGTHS.items():
+            value = getattr(each.spec, name)
+            if not (1 <= len(value) <= limit and value.isprintable()):
+                raise Unfit(f"{name} of a shard is not one line of 1 to {limit} characters")
+        if not (0 <= each.spec.rank <= LARGEST_IN_ROWS and 0 <= each.spec.slots <= LARGEST_IN_ROWS):
+            raise Unfit(f"rank or slots of replica {each.spec.replica} is out of range")
+    _check_states(each.status for each in told.shards)
+
+
+def _check_states(told: Iterable[protocol.ShardState]) -> None:
+    for each in told:
+        if each.port is not None and not 1 <= each.port <= 65535:
+            raise Unfit(f"port {each.port} of replica {each.replica[:120]} is none")
+        if not (0 <= each.rank <= LARGEST_IN_ROWS and 0 <= (each.pid or 0) <= LARGEST_IN_ROWS):
+            raise Unfit(f"rank or pid of replica {each.replica[:120]} is out of range")
