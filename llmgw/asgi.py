@@ -17,10 +17,11 @@ from django.core.asgi import get_asgi_application
 from django.urls import path
 
 from agent import protocol
+from llmgw.core.bodies import BoundedBodies
 from nodes.consumers import AgentStream
 from routing.asgi import Gateway
 
-django_app: Any = get_asgi_application()
+django_app: Any = BoundedBodies(get_asgi_application())
 streams: Any = URLRouter([path(protocol.PATH.lstrip("/"), AgentStream.as_asgi())])
 gateway = Gateway()
 

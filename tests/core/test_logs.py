@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from agent import logs
+from llmgw.core.logs import configure
 from tenants.keys import new_secret
 
 
@@ -38,3 +39,23 @@ def test_json_lines_carry_the_ids_of_the_context() -> None:
 def test_console_lines_are_short_and_name_the_level_only_when_it_matters() -> None:
     line = logs.ConsoleLine("%(message)s").format(record("engine failed"))
     assert line.endswith("warning: engine failed")
+
+
+def test_first_sign_in_links_are_cut_and_refusals_of_strangers_fill_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure({"format": "console", "level": "info"})
+        logging.getLogger("django.security.csrf").warning(
+            "Forbidden (%s): %s", "no token", "/first-sign-in/_pbhK-x?a=1"
+        )
+        logging.getLogger("django.request").warning("Not Found: %s", "/wp-login.php")
+        logging.getLogger("django.security.DisallowedHost").error("Invalid HTTP_HOST header: %r", "a/../b")
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+    written = capsys.readouterr().err
+    assert "Forbidden (no token): /first-sign-in/…" in written
+    assert "pbhK" not in written
+    assert "wp-login" not in written
+    assert "HTTP_HOST" not in written
