@@ -43,7 +43,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "llmgw.core.proxies.TrustedProxies",
-    "llmgw.core.nul.WithoutNul",
+    "llmgw.core.odd_requests.OddRequests",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, ValidationError
@@ -143,10 +143,11 @@ def moment(request: Request, name: str) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        # Near the ends of the calendar an offset leads beyond it.
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         message = f"{name}={text[:40]!r} is not a time such as 2026-01-31T12:00:00Z."
         raise Refused(message, code="invalid", fields={name: [message]}) from None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.get_default_timezone())
 
 
 def word(request: Request, name: str) -> str:

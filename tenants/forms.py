@@ -66,6 +66,12 @@ class KeyForm(forms.Form):
         else:
             field.widget.choices = [(row.pk, f"{row.team} / {row}") for row in self.choices]
 
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if not name.isprintable():
+            raise forms.ValidationError("It holds characters that cannot be seen; remove them.")
+        return name
+
     def clean_project(self) -> Project:
         chosen = self.cleaned_data.get("project")
         if isinstance(chosen, Project):

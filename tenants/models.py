@@ -125,8 +125,8 @@ class KeyQuerySet(models.QuerySet["Key"]):
         return self.filter(Q(expires_at=None) | Q(expires_at__gt=now or timezone.now()), revoked_at=None)
 
     def snapshot(self) -> tuple[Grant, ...]:
-        """Every key that may still be used, as the gateway knows it. One query."""
-        rows = self.filter(revoked_at=None).select_related("project")
+        """Every key that may still be used, as the gateway knows it: not of people who are out. One query."""
+        rows = self.filter(revoked_at=None).exclude(owner__is_active=False).select_related("project")
         return tuple(
             Grant(
                 digest=row.digest,

@@ -136,6 +136,16 @@ def check_code(request: HttpRequest, user: User, code: str) -> Wrong | TooMany |
     return SignedInAs(user)
 
 
+def confirm(request: HttpRequest, user: User) -> SignInAttempt | TooMany:
+    """Count one try of somebody signed in to prove that they know their password."""
+    return _count(request.META.get("REMOTE_ADDR", ""), f"password of {user.pk}")
+
+
+def confirmed(attempt: SignInAttempt) -> None:
+    """That try was right."""
+    _forget(attempt)
+
+
 def go_half_way(request: HttpRequest, user: User) -> None:
     """Remember for five minutes that the first step was passed."""
     request.session.cycle_key()

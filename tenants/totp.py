@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import qrcode
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.safestring import SafeString
 from django_otp.models import Device as Device
 from django_otp.plugins.otp_static.models import StaticDevice, StaticToken
@@ -40,7 +41,9 @@ def is_enrolled(user: User) -> bool:
 
 def start_enrolment(user: User) -> Enrolment:
     """The secret that waits to be confirmed; the same one on every look, so that a reload does not void a scan."""
-    device, _ = TOTPDevice.objects.get_or_create(user=user, confirmed=False, defaults={"name": "authenticator"})
+    # Two pages opened at once may each have made one; the same one is scanned and confirmed.
+    device = _waiting(user).first() or TOTPDevice.objects.create(user=user, confirmed=False, name="authenticator")
+    device = _waiting(user).first() or device
     secret = base64.b32encode(device.bin_key).decode().rstrip("=")
     grouped = " ".join(secret[at : at + 4] for at in range(0, len(secret), 4))
     return Enrolment(qr=_svg(device.config_url), secret=grouped)
@@ -49,10 +52,10 @@ def start_enrolment(user: User) -> Enrolment:
 @transaction.atomic
 def confirm(user: User, code: str, *, actor: Actor) -> TOTPDevice | None:
     """Take the waiting secret into use when `code` shows that the authenticator has it. Replaces an earlier one."""
-    device = TOTPDevice.objects.select_for_update().filter(user=user, confirmed=False).first()
+    device = _waiting(user).select_for_update().first()
     if device is None or not device.verify_token(_digits(code)):
         return None
-    TOTPDevice.objects.filter(user=user, confirmed=True).delete()
+    TOTPDevice.objects.filter(user=user).exclude(pk=device.pk).delete()
     device.confirmed = True
     device.save()
     audit.record(actor, "enrol second factor", user.username)
@@ -91,6 +94,11 @@ def remove(user: User, *, actor: Actor) -> None:
     TOTPDevice.objects.filter(user=user).delete()
     StaticDevice.objects.filter(user=user).delete()
     audit.record(actor, "remove second factor", user.username)
+
+
+def _waiting(user: User) -> QuerySet[TOTPDevice]:
+    rows: QuerySet[TOTPDevice] = TOTPDevice.objects.filter(user=user, confirmed=False).order_by("pk")
+    return rows
 
 
 def _digits(code: str) -> str:

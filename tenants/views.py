@@ -19,7 +19,7 @@ from tenants.access import members, person
 from tenants.audit import Actor
 from tenants.figures import milliseconds
 from tenants.forms import CodeForm, ConfirmPasswordForm, PasswordChangeForm, SetPasswordForm, SignInForm
-from tenants.models import Key, Project
+from tenants.models import Key, Project, SignInAttempt, User
 from tenants.sign_in import NeedsCode, SignedInAs, TooMany, Wrong
 
 KEYS_PAGE = 100
@@ -29,6 +29,21 @@ def _next(request: HttpRequest) -> str:
     """Where to go afterwards: a path of ours or nowhere."""
     asked = request.POST.get("next") or request.GET.get("next") or ""
     return asked if url_has_allowed_host_and_scheme(asked, allowed_hosts=None) and asked.startswith("/") else ""
+
+
+def _confirmation(request: HttpRequest, user: User) -> SignInAttempt | TooMany | None:
+    """One try at the person's password, if this is one. A stolen session must not be the way to it."""
+    if request.method != "POST":
+        return None
+    tried = sign_in.confirm(request, user)
+    if isinstance(tried, TooMany):
+        messages.error(request, _wait_text(tried))
+    return tried
+
+
+def _proven(request: HttpRequest, user: User) -> bool:
+    """Whether the second factor was shown in this browser, where there is one."""
+    return request.user.is_verified() or not totp.is_enrolled(user)  # type: ignore[union-attr]
 
 
 def _wait_text(outcome: TooMany) -> str:
@@ -126,8 +141,12 @@ def password(request: HttpRequest) -> HttpResponse:
     user = person(request)
     first = sign_in.may_set_password(request)
     form_class = SetPasswordForm if first else PasswordChangeForm
-    form = form_class(user, request.POST or None)
+    tried = None if first else _confirmation(request, user)
+    late = isinstance(tried, TooMany)
+    form = form_class(user, None if late else request.POST or None)
     if form.is_valid():
+        if isinstance(tried, SignInAttempt):
+            sign_in.confirmed(tried)
         actions.change_password(user=user, password=form.cleaned_data["new_password1"], actor=Actor.of(request))
         sign_in.password_is_set(request)
         update_session_auth_hash(request, user)
@@ -135,7 +154,7 @@ def password(request: HttpRequest) -> HttpResponse:
         sign_in.remember(request, user)
         messages.success(request, "Password saved. Other browsers are signed out.")
         return redirect("account" if totp.is_enrolled(user) else "two-factor")
-    return render(request, "tenants/password.html", {"form": form, "first": first})
+    return render(request, "tenants/password.html", {"form": form, "first": first}, status=429 if late else 200)
 
 
 @never_cache
@@ -155,6 +174,8 @@ def two_factor(request: HttpRequest) -> HttpResponse:
         device = totp.confirm(user, form.cleaned_data["code"], actor=Actor.of(request))
         if device is not None:
             django_otp.login(request, device)
+            # A browser that came by the password alone, before, would go on without the second factor.
+            sign_in.end_sessions(user, actor=Actor.of(request), except_key=request.session.session_key)
             codes = totp.make_backup_codes(user, actor=Actor.of(request))
             return render(request, "tenants/backup_codes.html", {"codes": codes, "next": back, "enrolled_now": True})
         form.add_error("code", "That code does not fit. Check that this device's clock is right and type the next one.")
@@ -167,12 +188,18 @@ def two_factor(request: HttpRequest) -> HttpResponse:
 @members
 def two_factor_remove(request: HttpRequest) -> HttpResponse:
     user = person(request)
-    form = ConfirmPasswordForm(user, request.POST or None)
+    if not _proven(request, user):
+        return redirect("two-factor")
+    tried = _confirmation(request, user)
+    late = isinstance(tried, TooMany)
+    form = ConfirmPasswordForm(user, None if late else request.POST or None)
     if form.is_valid():
+        if isinstance(tried, SignInAttempt):
+            sign_in.confirmed(tried)
         totp.remove(user, actor=Actor.of(request))
         messages.success(request, "The second factor is removed.")
         return redirect("two-factor" if user.is_operator else "account")
-    return render(request, "tenants/two_factor_remove.html", {"form": form})
+    return render(request, "tenants/two_factor_remove.html", {"form": form}, status=429 if late else 200)
 
 
 @never_cache
@@ -180,7 +207,7 @@ def two_factor_remove(request: HttpRequest) -> HttpResponse:
 @members
 def backup_codes(request: HttpRequest) -> HttpResponse:
     user = person(request)
-    if not totp.is_enrolled(user):
+    if not totp.is_enrolled(user) or not _proven(request, user):
         return redirect("two-factor")
     codes = totp.make_backup_codes(user, actor=Actor.of(request))
     return render(request, "tenants/backup_codes.html", {"codes": codes, "next": "", "enrolled_now": False})

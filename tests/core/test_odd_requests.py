@@ -1,4 +1,4 @@
-"""What nobody means to send: bodies without end, and addresses that hold NUL."""
+"""What nobody means to send: bodies without end, addresses that hold NUL, forms in UTF-16."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from django.http import Http404, HttpRequest, HttpResponse
-from django.test import AsyncRequestFactory, RequestFactory
+from django.test import AsyncRequestFactory, Client, RequestFactory
 
 from llmgw.core.bodies import MAX_BYTES, BoundedBodies
-from llmgw.core.nul import WithoutNul
+from llmgw.core.odd_requests import OddRequests
 
 
 async def _django(scope: Any, receive: Any, send: Any) -> None:
@@ -91,23 +91,30 @@ def show(request: HttpRequest) -> HttpResponse:
 
 @pytest.mark.parametrize("query", ["show=a%00b", "show=a\0b"])
 def test_nul_in_a_query_reads_as_unknown(query: str) -> None:
-    found = WithoutNul(show)(RequestFactory().get("/", QUERY_STRING=query))
+    found = OddRequests(show)(RequestFactory().get("/", QUERY_STRING=query))
     assert found.content.decode() == "a\N{REPLACEMENT CHARACTER}b"
 
 
 def test_nuls_around_each_other_leave_none() -> None:
-    assert b"\0" not in WithoutNul(show)(RequestFactory().get("/", QUERY_STRING="show=%%0000%00")).content
+    assert b"\0" not in OddRequests(show)(RequestFactory().get("/", QUERY_STRING="show=%%0000%00")).content
 
 
 def test_other_queries_are_as_they_were() -> None:
-    assert WithoutNul(show)(RequestFactory().get("/", QUERY_STRING="show=a%20b")).content == b"a b"
+    assert OddRequests(show)(RequestFactory().get("/", QUERY_STRING="show=a%20b")).content == b"a b"
 
 
 async def test_a_path_with_nul_leads_nowhere_also_among_asynchronous_pages() -> None:
     async def page(request: HttpRequest) -> HttpResponse:
         return HttpResponse(request.path)
 
-    middleware: Any = WithoutNul(page)  # type: ignore[arg-type]
+    middleware: Any = OddRequests(page)  # type: ignore[arg-type]
     assert (await middleware(AsyncRequestFactory().get("/nodes/"))).content == b"/nodes/"
     with pytest.raises(Http404):
         await middleware(AsyncRequestFactory().get("/nodes/%00/"))
+
+
+@pytest.mark.parametrize("kind", ["utf-16", "latin-1"])
+def test_a_form_in_another_alphabet_is_refused_in_words(client: Client, kind: str) -> None:
+    odd = f"application/x-www-form-urlencoded; charset={kind}"
+    response = client.post("/sign-in/", data=b"username=x", content_type=odd)
+    assert (response.status_code, response.content) == (400, b"Send the form as UTF-8.")

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 from django.utils import timezone
+from django_otp import DEVICE_ID_SESSION_KEY
 from django_otp.oath import TOTP
 from django_otp.plugins.otp_static.models import StaticToken
 from django_otp.plugins.otp_totp.models import TOTPDevice
@@ -338,7 +339,11 @@ def test_backup_codes_are_shown_once_and_only_to_the_enrolled(client: Client) ->
     user = factories.make_user("alice")
     client.force_login(user)
     assert client.post("/account/backup-codes/")["Location"] == "/account/two-factor/"
-    enrol(user)
+    device = enrol(user)
+    assert client.post("/account/backup-codes/")["Location"] == "/account/two-factor/"  # came by the password alone
+    session = client.session
+    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
+    session.save()
     page = client.post("/account/backup-codes/")
     assert page.status_code == 200
     assert "no-store" in page["Cache-Control"]
