@@ -323,6 +323,7 @@ class Pool:
         for task in tuple(self._opening):
             task.cancel()
         for connection in tuple(self._all):
+            connection.idle = False
             connection.fail(Broken("the gateway stops"))
         self._idle.clear()
         self._all.clear()

@@ -25,6 +25,8 @@ from routing.store import LoadRow
 from routing.table import Contents
 from tenants.keys import Grant, digest
 
+EDGES = ("routing.edge:GatewayProtocol", "httptools")
+"""Both ways in: the lean one, and plain ASGI under uvicorn."""
 SECRET = b"s" * 32
 KEY = "sk-test" + "k" * 40
 
@@ -178,7 +180,12 @@ def raw_chat(body: bytes, *, key: str = KEY, extra: bytes = b"", path: bytes = b
 
 @asynccontextmanager
 async def running(
-    data_dir: Path, store: MemoryStore | Contents, *, roles: frozenset[str] = frozenset({"gateway"}), **changes: Any
+    data_dir: Path,
+    store: MemoryStore | Contents,
+    *,
+    roles: frozenset[str] = frozenset({"gateway"}),
+    http_protocol: str = EDGES[0],
+    **changes: Any,
 ) -> AsyncIterator[Running]:
     settings = Settings(
         data_dir=data_dir,
@@ -195,7 +202,13 @@ async def running(
             await gateway(scope, receive, send)
 
     config = uvicorn.Config(
-        application, host="127.0.0.1", port=0, http="httptools", ws="none", log_config=None, timeout_graceful_shutdown=1
+        application,
+        host="127.0.0.1",
+        port=0,
+        http=http_protocol,
+        ws="none",
+        log_config=None,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from routing import accounting
 from routing.accounting import Tokens, completed, merge, of_answer, of_tail, of_usage
 
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens")
+ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens")
 odd_counts = (
     st.none() | st.booleans() | st.integers(-(10**19), 10**19) | st.floats() | st.text(max_size=5) | st.just([])
 )
@@ -21,10 +23,7 @@ def answer(usage: Any, **more: Any) -> bytes:
 
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"]
-            + ["cache_read_input_tokens", "cache_creation_input_tokens"]
-        ),
+        st.sampled_from([*COUNTS, *ANTHROPIC]),
         odd_counts,
     ),
     st.dictionaries(st.sampled_from(["cached_tokens", "reasoning_tokens"]), odd_counts),

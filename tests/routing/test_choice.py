@@ -82,10 +82,7 @@ def test_the_cache_decides_between_equals_only_when_all_say_how_full_it_is() -> 
 def after(*outcomes: str, soft: bool = False) -> tuple[Health, float]:
     health, now = WELL, 0.0
     for outcome in outcomes:
-        if outcome == "fail":
-            health = ejection.failed(health, now, soft=soft)
-        else:
-            health = WELL
+        health = ejection.failed(health, now, soft=soft) if outcome == "fail" else WELL
     return health, now
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def usage_chunk(**more: Any) -> dict[str, Any]:
 
 def split(whole: bytes, cuts: list[int]) -> list[bytes]:
     marks = sorted({cut % (len(whole) + 1) for cut in cuts} | {0, len(whole)})
-    return [whole[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [whole[a:b] for a, b in pairwise(marks)]
 
 
 ends = st.sampled_from(["\n", "\r\n"])
