@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from catalog import spec
+from routing import ejection
+from routing.table import EMPTY, Served, Target, build, candidates, header_text, nowhere
+from tests.routing.gateways import contents, endpoint, grant, key_of
+
+
+def targets(count: int) -> tuple[Target, ...]:
+    made = build(contents(*(endpoint(8000 + each, f"m-{each}") for each in range(count))), EMPTY)
+    return made.targets
+
+
+def served(*places: Target, states: tuple[str, ...] = ()) -> Served:
+    return Served("m", b'"m"', places, states)
+
+
+def test_only_usable_endpoints_become_targets_and_the_rest_tell_what_is_coming() -> None:
+    table = build(
+        contents(
+            endpoint(1, "a"),
+            endpoint(2, "b", draining=True),
+            endpoint(3, "c", lost=True),
+            endpoint(None, "d"),
+            endpoint(5, "e", state="loading"),
+            endpoint(6, "f", host=""),
+        ),
+        EMPTY,
+    )
+    assert [target.replica for target in table.targets] == ["a"]
+    assert sorted(table.names["m"].states) == ["loading", "ready", "ready"]
+
+
+def test_each_target_carries_its_own_engine_key_and_ipv6_hosts_are_bracketed() -> None:
+    (target,) = build(contents(endpoint(1, host="::1")), EMPTY).targets
+    assert target.request_head.startswith(b" HTTP/1.1\r\nHost: [::1]:1\r\n")
+    assert f"Bearer {key_of('m-1')}\r\n".encode() in target.request_head
+
+
+def test_aliases_lead_to_their_model_and_never_hide_another_models_name() -> None:
+    models = [spec.Model(name="a", aliases=("x", "b")), spec.Model(name="b", aliases=("x",))]
+    table = build(contents(models=models), EMPTY)
+    assert {name: each.name for name, each in table.names.items()} == {"a": "a", "x": "a", "b": "b"}
+    assert sorted(table.visible(grant(models=frozenset({"a"})))) == ["a", "x"]
+    assert sorted(table.visible(grant())) == ["a", "b", "x"]
+
+
+def test_a_replica_that_moved_or_changed_its_model_starts_unknown() -> None:
+    first = build(contents(endpoint(1)), EMPTY)
+    first.targets[0].running = 3
+    assert build(contents(endpoint(1)), first).targets[0].running == 3
+    assert build(contents(endpoint(2)), first).targets[0].running is None
+    assert build(contents(endpoint(1, engine="vllm")), first).targets[0].running is None
+
+
+def test_requests_sent_during_a_scrape_count_until_the_next_one() -> None:
+    (target,) = targets(1)
+    before = target.begin()
+    target.scraping()
+    during = target.begin()
+    assert target.sent == 1
+    target.end(before)
+    assert (target.sent, target.in_flight) == (1, 1)
+    target.end(during)
+    assert (target.sent, target.in_flight) == (0, 0)
+
+
+def test_candidates_leave_out_the_tried_and_the_ejected_and_keep_soft_ones_as_last_resort() -> None:
+    one, two = targets(2)
+    assert candidates(served(one, two), [], 0) == [one, two]
+    assert candidates(served(one, two), [one], 0) == [two]
+    one.health = ejection.Health(failures=3, ejections=1, until=10, soft=True)
+    assert candidates(served(one, two), [], 5) == [two]
+    assert candidates(served(one, two), [], 11) == [one, two]
+    assert candidates(served(one, two), [two], 5) == [one]
+    one.health = ejection.Health(failures=3, ejections=1, until=10, soft=False)
+    assert candidates(served(one, two), [two], 5) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ((), "no_endpoint"),
+        (("loading",), "model_loading"),
+        (("failed", "fetching"), "model_loading"),
+        (("failed",), "engine_down"),
+        (("stopping",), "engine_down"),
+    ],
+)
+def test_nowhere_to_go_has_its_own_code_for_each_reason(states: tuple[str, ...], code: str) -> None:
+    refusal = nowhere(served(states=states), 0)
+    assert (refusal.code, refusal.kind.status) == (code, 503)
+    assert refusal.retry_after_s is not None
+    assert "m" in refusal.message
+
+
+def test_an_ejected_engine_says_when_it_is_tried_again() -> None:
+    (target,) = targets(1)
+    target.health = ejection.Health(until=12.0)
+    assert nowhere(served(target), 5.0).retry_after_s == 7
+
+
+def test_names_become_plain_ascii_in_headers() -> None:
+    assert header_text("org/name:tag@rev") == b"org/name:tag@rev"
+    assert header_text("a\r\nx: 1") == b"a%0D%0Ax: 1"
+    assert header_text("中") == b"%E4%B8%AD"
