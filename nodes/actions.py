@@ -123,11 +123,17 @@ def leave(*, node: str, connection: str) -> None:
     Node.objects.filter(pk=node, connection=connection).update(connection="")
 
 
+class NodeExists(Exception):
+    """There is a node of that name, perhaps since this very moment."""
+
+
 @transaction.atomic
 def make_node(*, name: str, actor: Actor) -> tuple[Node, str]:
     """A node that may join, and its join token, which is nowhere else and cannot be shown again."""
     secret = new_secret("nt")
-    node = Node.objects.create(name=name, token_digest=secret.digest)
+    node, made = Node.objects.get_or_create(name=name, defaults={"token_digest": secret.digest})
+    if not made:
+        raise NodeExists(f"There is a node {name} already; choose another name.")
     audit.record(actor, "make node", name)
     timeline.note("made", f"node {name} may join", at=timezone.now(), node=name)
     return node, secret.text

@@ -62,10 +62,10 @@ class Nodes(generics.ListAPIView[Node], OperatorView):
         wanted = NewNodeSerializer(data=request.data)
         wanted.is_valid(raise_exception=True)
         name = wanted.validated_data["name"]
-        if Node.objects.filter(pk=name).exists():
-            message = f"There is a node {name} already; choose another name."
-            raise Refused(message, code="exists", status_code=409, fields={"name": [message]})
-        node, secret = actions.make_node(name=name, actor=actor(request))
+        try:
+            node, secret = actions.make_node(name=name, actor=actor(request))
+        except actions.NodeExists as exists:
+            raise Refused(str(exists), code="exists", status_code=409, fields={"name": [str(exists)]}) from None
         return Response({"node": NodeSerializer(node).data, "join_token": secret}, status=status.HTTP_201_CREATED)
 
 

@@ -60,7 +60,11 @@ def node_make(request: HttpRequest) -> HttpResponse:
     form = NodeForm(request.POST if request.method == "POST" else None)
     if not form.is_valid():
         return render(request, "nodes/node_make.html", {"form": form})
-    node, token = actions.make_node(name=form.cleaned_data["name"], actor=Actor.of(request))
+    try:
+        node, token = actions.make_node(name=form.cleaned_data["name"], actor=Actor.of(request))
+    except actions.NodeExists as exists:  # made since the form looked
+        form.add_error("name", str(exists))
+        return render(request, "nodes/node_make.html", {"form": form})
     return render(request, "nodes/node_made.html", {"node": node, "token": token})
 
 

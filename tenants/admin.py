@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import zoneinfo
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import QuerySet
-from django.forms import ModelForm
+from django.forms import JSONField, ModelForm
 from django.http import HttpRequest
 from django_otp.plugins.otp_static.models import StaticDevice
 from django_otp.plugins.otp_totp.models import TOTPDevice
-from unfold.admin import ModelAdmin, TabularInline
+from unfold.admin import TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from llmgw.core import doorbell
-from llmgw.core.admin_site import ReadOnly
+from llmgw.core.admin_site import SECRETS, OwnAdmin, ReadOnly
 from tenants import actions, audit, sign_in, totp
 from tenants.audit import Actor
 from tenants.models import (
@@ -35,17 +37,12 @@ from tenants.models import (
     User,
 )
 
-SECRETS = frozenset({"password", "digest", "token_digest", "session_key"})
-
 for unused in (Group, StaticDevice, TOTPDevice):  # their pages would show what only their person may see
     admin.site.unregister(unused)
 
 
-class Audited(ModelAdmin):
+class Audited(OwnAdmin):
     """Every change made here leaves an audit row and wakes the gateways."""
-
-    list_per_page = 50
-    show_full_result_count = False
 
     def save_model(self, request: HttpRequest, obj: models.Model, form: ModelForm[Any], change: bool) -> None:
         super().save_model(request, obj, form, change)
@@ -84,6 +81,38 @@ class Audited(ModelAdmin):
         doorbell.table_changed()
 
 
+class OrganisationForm(ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Organisation
+        fields = ["name", "slug", "time_zone"]
+
+    def clean_time_zone(self) -> str:
+        name = str(self.cleaned_data["time_zone"])
+        if name not in zoneinfo.available_timezones():
+            raise ValidationError(f"{name} is no time zone that is known here; write one such as Europe/Berlin.")
+        return name
+
+
+class NamesField(JSONField):
+    def prepare_value(self, value: object) -> str:
+        """What was typed, to be shown again: half a character (\\ud800) cannot be sent."""
+        return str(super().prepare_value(value)).encode(errors="replace").decode()
+
+
+class ProjectForm(ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        model = Project
+        fields = ["team", "name", "slug", "models_allowed"]
+        field_classes = {"models_allowed": NamesField}
+
+    def clean_models_allowed(self) -> list[str]:
+        """Gateways read this list for every key: anything else in it would stop them from learning of changes."""
+        names = self.cleaned_data["models_allowed"] or []
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+            raise ValidationError('Write a list of model names, such as ["smollm2"]; [] means all.')
+        return names
+
+
 class NewUserForm(UserCreationForm):
     class Meta(UserCreationForm.Meta):
         model = User
@@ -102,7 +131,7 @@ class MembershipInline(TabularInline):
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, Audited):  # type: ignore[type-arg]
+class UserAdmin(DjangoUserAdmin, Audited):  # type: ignore[type-arg, misc]
     form = ChangeUserForm
     add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
@@ -134,6 +163,7 @@ class UserAdmin(DjangoUserAdmin, Audited):  # type: ignore[type-arg]
 
 @admin.register(Organisation)
 class OrganisationAdmin(Audited):
+    form = OrganisationForm
     list_display = ["name", "slug", "time_zone", "made_at"]
     search_fields = ["name", "slug"]
     prepopulated_fields = {"slug": ["name"]}
@@ -160,6 +190,7 @@ class MembershipAdmin(Audited):
 
 @admin.register(Project)
 class ProjectAdmin(Audited):
+    form = ProjectForm
     list_display = ["name", "team", "models_allowed", "made_at"]
     list_filter = ["team"]
     list_select_related = ["team"]

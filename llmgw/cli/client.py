@@ -194,7 +194,9 @@ def connect(url: str | None, token_file: Path | None) -> Iterator[Client]:
         with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=not local) as http:
             yield Client(server, http)
     except CtlError as error:
+        from llmgw.cli.ctl_show import clean
+
         # With one problem the sentence has said it already.
         for line in ("llmgw: " + str(error), *(f"  {line}" for line in error.lines if len(error.lines) > 1)):
-            typer.echo(line, err=True)
+            typer.echo(clean(line), err=True)
         raise typer.Exit(error.code) from None

@@ -45,6 +45,10 @@ def _style(_: HttpRequest) -> str:
     return static("admin.css")
 
 
+def _script(_: HttpRequest) -> str:
+    return static("admin.js")
+
+
 def _icon(_: HttpRequest) -> str:
     return static("llmgw.svg")
 
@@ -59,6 +63,7 @@ UNFOLD = {
     "BORDER_RADIUS": "8px",
     "COLORS": {"base": BASE, "primary": ACCENT},
     "STYLES": [_style],
+    "SCRIPTS": [_script],
     "DASHBOARD_CALLBACK": "nodes.admin.dashboard",
     "SIDEBAR": {
         "show_search": False,

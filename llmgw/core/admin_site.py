@@ -16,6 +16,9 @@ from unfold.sites import UnfoldAdminSite
 COUNTED = 1_000
 """Long tables show "at least so many" rather than count."""
 
+SECRETS = frozenset({"password", "digest", "token_digest", "session_key"})
+"""Names of columns that nobody needs to read, digests included."""
+
 
 class OperatorsSite(UnfoldAdminSite):
     """Entered through the product's own sign-in; leads an operator without a second factor to enrol one."""
@@ -48,12 +51,20 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
         return len(self.object_list.order_by().values_list("pk", flat=True)[:COUNTED])  # type: ignore[attr-defined]
 
 
-class ReadOnly(ModelAdmin):
-    """Rows that nobody edits by hand: agents, the gateway or an action write them."""
+class OwnAdmin(ModelAdmin):
+    """What every record's page here shares: no address asks for a secret letter by letter."""
 
     show_full_result_count = False
-    paginator = CappedPaginator
     list_per_page = 50
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        return not SECRETS.intersection(lookup.split("__")) and bool(super().lookup_allowed(lookup, value, request))
+
+
+class ReadOnly(OwnAdmin):
+    """Rows that nobody edits by hand: agents, the gateway or an action write them."""
+
+    paginator = CappedPaginator
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -28,6 +28,14 @@
     }
   });
 
+  // A second click while the first is on its way would make a second key, whose answer hides the first one's.
+  document.addEventListener("submit", (event) => {
+    if (event.target.method !== "post") return;
+    if (event.target.dataset.sent) event.preventDefault();
+    event.target.dataset.sent = "1";
+  });
+  addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => { delete form.dataset.sent; }));
+
   // A live fragment rests while nobody looks, while somebody reads an opened part of it or is in it by keyboard.
   const rests = (live) => document.hidden || live.querySelector("details[open]") || live.contains(document.activeElement);
   document.addEventListener("htmx:beforeRequest", (event) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import NamedTuple
 
@@ -78,6 +79,18 @@ def ago(at: datetime | None) -> SafeString | str:
         f"{at:%Y-%m-%d %H:%M:%S} UTC",
         figures.ago(at, timezone.now()),
     )
+
+
+@register.filter
+def quoted(text: str) -> str:
+    """As a string of JSON and of Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+@register.filter
+def in_shell(text: str) -> str:
+    """For between the single quotes of a command to paste."""
+    return text.replace("'", "'\\''")
 
 
 @register.filter

@@ -143,6 +143,11 @@ REFUSAL = json.dumps(
         ((401, b'{"error": {"message": "Expired."}}'), 2, "Expired. Name a valid one with --token-file."),
         ((403, b'{"error": {"message": "Not you."}}'), 1, "llmgw: Not you."),
         ((400, REFUSAL), 1, "llmgw: No.\n  line 3, model m, profile p: tp: Too many.\n  Bad.\n"),
+        (
+            (400, b'{"error": {"message": "\\u001b[31mNo\\u001b]0;owned\\u0007 \\u009b2J."}}'),
+            1,
+            "llmgw:  [31mNo ]0;owned   2J.",
+        ),
         ((0, b""), 2, "broke off"),
     ],
 )
@@ -154,6 +159,7 @@ def test_every_answer_ends_in_a_sentence_and_an_exit_code(
     assert (done.exit_code, done.stdout) == (code, "")
     assert words in done.stderr
     assert TOKEN not in done.stderr
+    assert "\x1b" not in done.stderr
 
 
 def test_where_nobody_listens_the_next_step_is_said(tmp_path: Path) -> None:

@@ -251,6 +251,13 @@ def test_a_quiet_pass_costs_eight_queries(django_assert_num_queries) -> None:  #
         assert not passes.run_pass(now)
 
 
+def test_a_node_made_twice_at_once_is_made_once() -> None:
+    actions.make_node(name="one", actor=SYSTEM)
+    with pytest.raises(actions.NodeExists, match="choose another name"):
+        actions.make_node(name="one", actor=SYSTEM)
+    assert Node.objects.count() == 1
+
+
 def test_a_placement_costs_few_queries(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
     make_model()
     make_node()

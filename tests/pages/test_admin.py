@@ -182,3 +182,62 @@ def test_a_key_cannot_be_made_or_edited_here(client: Client, root: User) -> None
     assert client.get("/admin/tenants/key/add/").status_code == 403
     assert client.post(f"/admin/tenants/key/{key.pk}/change/", {"name": "x"}).status_code == 403
     assert Key.objects.get().name == key.name
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "user/?password__startswith=argon2",
+        "key/?digest__startswith=a",
+        "key/?owner__password__startswith=a",
+        "apitoken/?digest__gt=a",
+        "apitoken/?user__password__startswith=a",
+        "signedin/?session_key__startswith=a",
+        "firstlink/?digest__contains=a",
+        "usage/?key__digest__startswith=a",
+    ],
+)
+def test_no_address_asks_for_a_secret_letter_by_letter(client: Client, root: User, query: str) -> None:
+    assert client.get(f"/admin/tenants/{query}").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "p=999999999",
+        "p=-1",
+        "p=abc",
+        "o=99.-99.x",
+        "o=%00",
+        "q=%00",
+        "q=' OR 1=1--",
+        f"q={'x' * 20_000}",
+        "all=",
+        "revoked_at__isempty=%00",
+        "project__id__exact=%00",
+        "project__id__exact=abc",
+        "_facets=True",
+    ],
+)
+def test_odd_addresses_break_no_list(client: Client, root: User, query: str) -> None:
+    factories.make_key()
+    assert client.get(f"/admin/tenants/key/?{query}", follow=True).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["5", '{"a": 1}', "[1]", '"smollm2"', '["a\\u0000b"]', "[[]]", '["\\ud800"]'])
+def test_models_allowed_is_a_list_of_names_or_is_not_taken(client: Client, root: User, text: str) -> None:
+    project = factories.make_project("evals")
+    key, _ = factories.make_key(project=project)
+    form = {"team": project.team_id, "name": "evals", "slug": "evals", "models_allowed": text}
+    page = client.post(f"/admin/tenants/project/{project.pk}/change/", form)
+    assert page.status_code == 200
+    assert "Write a list of model names" in page.content.decode()
+    assert [grant.digest for grant in Key.objects.snapshot()] == [key.digest]
+
+
+def test_a_time_zone_that_is_none_is_not_taken(client: Client, root: User) -> None:
+    organisation = factories.make_team().organisation
+    url = f"/admin/tenants/organisation/{organisation.pk}/change/"
+    form = {"name": "Default", "slug": "default", "time_zone": "Mars/Olympus"}
+    assert "is no time zone" in client.post(url, form).content.decode()
+    assert client.post(url, form | {"time_zone": "Europe/Berlin"}).status_code == 302

@@ -109,7 +109,7 @@ def test_a_key_needs_only_a_name_and_is_shown_once(client: Client, bob: User) ->
         assert secret.group() not in text_of(client, url)
 
 
-@pytest.mark.parametrize("name", ["", " ", "x" * 81, "a\x00b"])
+@pytest.mark.parametrize("name", ["", " ", "x" * 81, "a\x00b", "\x1b[31mred", "a\u202eb"])
 def test_a_key_without_a_usable_name_is_not_made(client: Client, bob: User, name: str) -> None:
     page = client.post("/keys/make/", {"name": name}).content.decode()
     assert "errorlist" in page
