@@ -12,9 +12,7 @@ import django
 django.setup(set_prefix=False)
 
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-from channels.routing import URLRouter
 from django.core.asgi import get_asgi_application
-from django.urls import path
 
 from agent import protocol
 from llmgw.core.bodies import BoundedBodies
@@ -22,7 +20,7 @@ from nodes.consumers import AgentStream
 from routing.asgi import Gateway
 
 django_app: Any = BoundedBodies(get_asgi_application())
-streams: Any = URLRouter([path(protocol.PATH.lstrip("/"), AgentStream.as_asgi())])
+agent_stream: Any = AgentStream.as_asgi()
 gateway = Gateway()
 
 
@@ -33,6 +31,9 @@ async def application(scope: Scope, receive: ASGIReceiveCallable, send: ASGISend
         else:
             await django_app(scope, receive, send)
     elif scope["type"] == "websocket":
-        await streams(scope, receive, send)
+        if scope["path"] == protocol.PATH:
+            await agent_stream(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000, "reason": None})  # before any accept: answers 403
     else:
         await gateway.lifespan(scope, receive, send)

@@ -71,6 +71,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "tenants.context.navigation",
+                "nodes.context.sidebar_counts",
             ],
         },
     },

@@ -29,6 +29,23 @@ WRITE_EVERY_S = 4.5
 REFUSED, REGISTER_AGAIN, BROKEN = 4001, 4002, 1011
 
 
+UNPROVEN_LINES = 20
+"""Refusals of strangers that are written to the log a minute: anybody can be refused, as often as they like."""
+
+
+class _Seldom:
+    """Says yes UNPROVEN_LINES times a minute."""
+
+    def __init__(self) -> None:
+        self.since, self.count = 0.0, 0
+
+    def again(self, now: float) -> bool:
+        if now - self.since >= 60:
+            self.since, self.count = now, 0
+        self.count += 1
+        return self.count <= UNPROVEN_LINES
+
+
 class _Greeting(msgspec.Struct):
     """As much of a first message as every version of the protocol has."""
 
@@ -40,6 +57,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
     """One connection. States: refused, or proven (a token), then registered (one Register), then told and telling."""
 
     clock: Clock = SystemClock()
+    strangers = _Seldom()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -181,7 +199,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self._refuse(f"nothing was registered within {REGISTER_WITHIN_S:g} s")
 
     async def _refuse(self, reason: str, retry_after_s: float | None = None) -> None:
-        log.warning("Refused %s: %s", self.name, reason)
+        if self.node or self.strangers.again(self.clock.monotonic()):
+            log.warning("Refused %s: %s", self.name, reason)
         await self._say(protocol.Refused(reason=reason, retry_after_s=retry_after_s))
         await self.close(REFUSED)
 

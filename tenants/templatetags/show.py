@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -79,6 +80,12 @@ def ago(at: datetime | None) -> SafeString | str:
         f"{at:%Y-%m-%d %H:%M:%S} UTC",
         figures.ago(at, timezone.now()),
     )
+
+
+@register.filter
+def of(counts: Mapping[str, int], label: str) -> int | None:
+    """`counts|of:label`: a look-up by a name that the template itself looks up."""
+    return counts.get(label)
 
 
 @register.filter

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.test import Client
 
 from agent import protocol
 from llmgw.asgi import application
 from nodes import actions, commands, consumers
 from nodes.models import Command, Node, Replica
 from tenants.audit import SYSTEM
-from tests.factories import inventory
+from tests.factories import inventory, make_user
 from tests.nodes.fleets import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -135,6 +136,34 @@ async def test_a_wrong_token_is_refused_with_what_to_do(wrong: str | None) -> No
         assert "the join token is not known here; make one with `llmgw ctl node-token NAME`" in await refusal(link)
         await tell(link, a_register())
         assert await link.receive_nothing(timeout=0.1)
+
+
+async def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers.AgentStream, "strangers", consumers._Seldom())
+    for _ in range(consumers.UNPROVEN_LINES + 5):
+        async with connected("nt-wrong") as link:
+            await refusal(link)
+    assert len([line for line in caplog.messages if line.startswith("Refused an agent")]) == consumers.UNPROVEN_LINES
+
+
+@pytest.mark.parametrize("path", ["/agent/stream/", "/", "/v1/chat/completions", "/agent/../agent/stream"])
+async def test_no_other_address_opens_a_stream(path: str, token: str) -> None:
+    link = WebsocketCommunicator(application, path, headers=[(b"authorization", f"Bearer {token}".encode())])
+    assert (await link.connect(timeout=5))[0] is False
+
+
+async def test_a_browsers_session_is_no_token(token: str) -> None:
+    def session() -> str:
+        client = Client()
+        client.force_login(make_user("root", is_superuser=True))
+        return client.cookies["llmgw_session"].value
+
+    cookie = f"llmgw_session={await in_db(session)}".encode()
+    headers = [(b"cookie", cookie), (b"origin", b"https://evil.example")]
+    link = WebsocketCommunicator(application, protocol.PATH, headers=headers)
+    assert (await link.connect(timeout=5))[0]
+    assert "join token is not known" in await refusal(link)
+    await link.disconnect(timeout=5)
 
 
 async def test_a_register_through_the_wire_finds_every_field_again(token: str) -> None:
