@@ -27,4 +27,5 @@ def _counts(user: object) -> dict[str, int]:
 
 def _count(label: str, model: Any) -> QuerySet[Any]:
     rows: QuerySet[Any] = model.objects.order_by().annotate(label=Value(label)).values_list("label")
-    return rows.annotate(count=Count("pk"))
+    counted: QuerySet[Any] = rows.annotate(count=Count("pk"))
+    return counted

@@ -21,10 +21,13 @@ from tenants.access import operators, person
 from tenants.audit import Actor
 from tenants.models import Usage
 
-ROWS = 200
+ROWS = 100
 """Rows a list page shows before it offers the next ones."""
-ROWS_ON_DASHBOARD = 12
+ROWS_ON_DASHBOARD = 8
+PROJECTS_ON_DASHBOARD = 5
 EVENTS = 30
+SETTLED = ("ready", "failed", "stopped")
+"""States of replicas that are not on their way; why one failed stands beside its model."""
 URGENT = {"lost": 0, "unreachable": 0, "failed": 0, "cannot run": 1, "joining": 2, "loading": 2, "starting": 2}
 
 
@@ -34,14 +37,19 @@ Line = TypeVar("Line", NodeLine, ModelLine, ReplicaLine)
 @require_safe
 @operators
 def dashboard(request: HttpRequest) -> HttpResponse:
-    summary = current_summary()
+    summary, user = current_summary(), person(request)
+    few_nodes, few_replicas = (len(lines) <= ROWS_ON_DASHBOARD for lines in (summary.nodes, summary.replicas))
+    apart = [line for line in summary.nodes if line.state != "ready" or line.cordoned or line.draining]
+    on_their_way = [line for line in summary.replicas if line.state not in SETTLED]
     context = {
         "summary": summary,
         "models": _urgent_first(summary.models),
-        "nodes": _urgent_first(summary.nodes),
-        "replicas": _urgent_first(summary.replicas),
-        "requests": usage.page(Usage.objects.visible_to(person(request)), size=8).rows,
-        "capacity_nodes": len(summary.nodes),
+        "nodes": _urgent_first(summary.nodes if few_nodes else apart),
+        "all_nodes": few_nodes,
+        "replicas": _urgent_first(summary.replicas if few_replicas else on_their_way),
+        "all_replicas": few_replicas,
+        "projects": usage.today_by_project(summary.at, user, limit=PROJECTS_ON_DASHBOARD),
+        "requests": usage.page(Usage.objects.visible_to(user), size=8).rows,
     }
     return _page_or_fragment(request, "dashboard", context)
 
