@@ -217,7 +217,9 @@ async def running(
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, verify=False
+        ) as http:
             yield Running(gateway, store, port, http, server)
     finally:
         server.should_exit = True

@@ -66,22 +66,16 @@ FRAMINGS: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("name", list(FRAMINGS))
-@pytest.mark.parametrize("asks", [False, True])
-async def test_every_framing_passes_unchanged_and_is_counted(
-    gateway: Running, engine: MockEngine, name: str, asks: bool
-) -> None:
-    pieces = FRAMINGS[name]
-    engine.behaviour = mock_engine.streams(*pieces, pause_s=0)
-    options = {"stream_options": {"include_usage": True}} if asks else {}
-    response = await gateway.chat({"stream": True, **options})
-    whole = b"".join(pieces)
-    if not asks:
-        start = _usage_at(whole)
-        end = _event_end(whole, start)
-        whole = whole[:start] + whole[end:]
-    assert response.content == whole
-    (record,) = await gateway.records()
-    assert (record.estimated, record.prompt_tokens) == (False, 10)
+async def test_every_framing_passes_unchanged_and_is_counted(gateway: Running, engine: MockEngine, name: str) -> None:
+    engine.behaviour = mock_engine.streams(*FRAMINGS[name], pause_s=0)
+    whole = b"".join(FRAMINGS[name])
+    start = _usage_at(whole)
+    without = whole[:start] + whole[_event_end(whole, start) :]
+    assert (await gateway.chat({"stream": True})).content == without
+    asking = {"stream": True, "stream_options": {"include_usage": True}}
+    assert (await gateway.chat(asking)).content == whole
+    for record in await gateway.records(2):
+        assert (record.estimated, record.prompt_tokens) == (False, 10)
 
 
 def _usage_at(whole: bytes) -> int:
@@ -267,24 +261,25 @@ FAILURES: list[tuple[str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("name", "behaviour", "status", "expected"), FAILURES, ids=[each[0] for each in FAILURES])
-@pytest.mark.parametrize("stream", [True, False])
 async def test_each_way_to_fail_has_its_status_and_code(
-    start: Start, engine: MockEngine, name: str, behaviour: Any, status: int, expected: str, stream: bool
+    start: Start, engine: MockEngine, name: str, behaviour: Any, status: int, expected: str
 ) -> None:
-    engine.behaviour = behaviour
+    passed_on = 400 <= status < 500 and name != "redirect"
     async with start(contents(endpoint(engine.port)), first_byte_timeout_s=0.3) as gateway:
-        response = await gateway.chat({"stream": stream})
-        assert (response.status_code, code(response)) == (status, expected)
-        assert response.headers["content-type"] == "application/json"
-        assert ("retry-after" in response.headers) == (status == 503)
-        (record,) = await gateway.records()
-        assert (record.status, record.error_code) == (
-            status,
-            expected if status != 404 or name == "redirect" else "engine_refused",
-        )
-        assert gateway.gateway.plane.table.targets[0].in_flight == 0
-        engine.behaviour = None
-        assert (await gateway.chat()).status_code == 200
+        for stream in (True, False):
+            engine.behaviour = behaviour
+            response = await gateway.chat({"stream": stream})
+            assert (response.status_code, code(response)) == (status, expected)
+            assert response.headers["content-type"] == "application/json"
+            assert ("retry-after" in response.headers) == (status == 503)
+            assert gateway.gateway.plane.table.targets[0].in_flight == 0
+            engine.behaviour = None
+            assert (await gateway.chat()).status_code == 200
+        records = sorted(await gateway.records(4), key=lambda record: record.request_id)
+        assert [(record.status, record.error_code) for record in records] == [
+            (status, "engine_refused" if passed_on else expected),
+            (200, ""),
+        ] * 2
 
 
 async def test_an_engines_own_4xx_passes_as_it_is_once_and_never_counts_against_it(

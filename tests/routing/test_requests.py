@@ -123,10 +123,13 @@ async def test_a_name_outside_latin_1_serves_and_is_percent_encoded_in_headers(
         assert response.headers["x-llmgw-model"] == "%E4%B8%AD%E6%96%87"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/new/thing"])
-async def test_whatever_an_engine_serves_under_v1_is_passed_on(gateway: Running, engine: MockEngine, path: str) -> None:
-    assert (await gateway.chat(path=path + "?beta=true")).status_code == 200
-    assert engine.requests[-1].path == path + "?beta=true"
+PASSED_ON = ["/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/new/thing"]
+
+
+async def test_whatever_an_engine_serves_under_v1_is_passed_on(gateway: Running, engine: MockEngine) -> None:
+    for path in PASSED_ON:
+        assert (await gateway.chat(path=path + "?beta=true")).status_code == 200
+        assert engine.requests[-1].path == path + "?beta=true"
 
 
 async def test_a_get_is_passed_on_to_the_engine_that_its_query_names(gateway: Running, engine: MockEngine) -> None:
@@ -137,55 +140,51 @@ async def test_a_get_is_passed_on_to_the_engine_that_its_query_names(gateway: Ru
     assert error(await gateway.http.get("/v1/things?" + "a=1&" * 60, headers=headers))["param"] == "model"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/v1/adapters/x",
-        "/v1/streams",
-        "/v1/..%2fslots",
-        "/v1//slots",
-        "/v1/%2e%2e/metrics",
-        "/v1/a%5cb",
-        "/v1/a%00b",
-    ],
-)
-async def test_engines_own_switches_and_crooked_paths_are_nobodys(
-    gateway: Running, engine: MockEngine, path: str
-) -> None:
-    assert error(await gateway.chat(path=path))["code"] == "route_unknown"
-    assert engine.requests == []
+NOBODYS = [
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/v1/adapters/x",
+    "/v1/streams",
+    "/v1/..%2fslots",
+    "/v1//slots",
+    "/v1/%2e%2e/metrics",
+    "/v1/a%5cb",
+    "/v1/a%00b",
+]
 
 
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
-        ({}, "key_missing"),
-        ({"authorization": ""}, "key_missing"),
-        ({"authorization": "Bearer"}, "key_missing"),
-        ({"authorization": f"Basic {KEY}"}, "key_missing"),
-        ({"authorization": b"Bearer \xc3\xa9\xff"}, "key_unknown"),
-        ({"authorization": "Bearer ' OR '1'='1"}, "key_unknown"),
-        ({"authorization": "Bearer sk-7Qf2abc"}, "key_unknown"),
-        ({"authorization": "Bearer " + "k" * 60_000}, "key_unknown"),
-        ({"authorization": f"Bearer {KEY}x"}, "key_unknown"),
-        ({"x-api-key": "nope"}, "key_unknown"),
-    ],
-)
-async def test_without_a_known_key_it_is_401_and_says_what_to_do(
-    gateway: Running, engine: MockEngine, headers: Any, code: str
-) -> None:
-    body = json.dumps(CHAT).encode()
-    response = await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
-    found = error(response)
-    assert (response.status_code, found["code"]) == (401, code)
-    assert response.headers["www-authenticate"] == "Bearer"
-    assert "project" in found["message"]
-    if "sk-7Qf2abc" in str(headers):
-        assert "Key sk-7Qf2… does not exist or was revoked" in found["message"]
-    assert engine.requests == []
-    assert gateway.store.usage == {}
+async def test_engines_own_switches_and_crooked_paths_are_nobodys(gateway: Running, engine: MockEngine) -> None:
+    for path in NOBODYS:
+        assert error(await gateway.chat(path=path))["code"] == "route_unknown"
+        assert engine.requests == []
+
+
+NO_KEYS: list[tuple[dict[str, Any], str]] = [
+    ({}, "key_missing"),
+    ({"authorization": ""}, "key_missing"),
+    ({"authorization": "Bearer"}, "key_missing"),
+    ({"authorization": f"Basic {KEY}"}, "key_missing"),
+    ({"authorization": b"Bearer \xc3\xa9\xff"}, "key_unknown"),
+    ({"authorization": "Bearer ' OR '1'='1"}, "key_unknown"),
+    ({"authorization": "Bearer sk-7Qf2abc"}, "key_unknown"),
+    ({"authorization": "Bearer " + "k" * 60_000}, "key_unknown"),
+    ({"authorization": f"Bearer {KEY}x"}, "key_unknown"),
+    ({"x-api-key": "nope"}, "key_unknown"),
+]
+
+
+async def test_without_a_known_key_it_is_401_and_says_what_to_do(gateway: Running, engine: MockEngine) -> None:
+    for headers, code in NO_KEYS:
+        body = json.dumps(CHAT).encode()
+        response = await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
+        found = error(response)
+        assert (response.status_code, found["code"]) == (401, code)
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "project" in found["message"]
+        if "sk-7Qf2abc" in str(headers):
+            assert "Key sk-7Qf2… does not exist or was revoked" in found["message"]
+        assert engine.requests == []
+        assert gateway.store.usage == {}
 
 
 async def test_blanks_around_a_key_do_not_matter_and_blanks_alone_are_none(gateway: Running) -> None:
@@ -389,10 +388,13 @@ async def test_head_has_the_headers_of_get_and_no_body(gateway: Running, engine:
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
-async def test_known_routes_take_only_post(gateway: Running, method: str) -> None:
-    response = await gateway.http.request(method, "/v1/chat/completions", headers={"x-api-key": KEY})
-    assert (response.status_code, error(response)["code"]) == (405, "method_not_allowed")
+OTHER_METHODS = ["GET", "PUT", "DELETE", "PATCH"]
+
+
+async def test_known_routes_take_only_post(gateway: Running) -> None:
+    for method in OTHER_METHODS:
+        response = await gateway.http.request(method, "/v1/chat/completions", headers={"x-api-key": KEY})
+        assert (response.status_code, error(response)["code"]) == (405, "method_not_allowed")
 
 
 async def test_other_methods_elsewhere_are_refused(gateway: Running) -> None:
