@@ -62,7 +62,7 @@ def _uvicorn(host: str, port: int, processes: int) -> int:
         port=port,
         workers=processes if processes > 1 else None,
         loop="uvloop",
-        http="httptools",
+        http="routing.edge:GatewayProtocol",
         ws="websockets-sansio",
         ws_max_size=protocol.MAX_MESSAGE_BYTES,
         lifespan="on",
