@@ -31,10 +31,6 @@ class Health:
 WELL = Health()
 
 
-def succeeded(_: Health) -> Health:
-    return WELL
-
-
 def failed(health: Health, now: float, *, soft: bool) -> Health:
     """After one more failure. The outcome of a request sent before the ejection changes nothing."""
     if health.until is not None and not health.probing:

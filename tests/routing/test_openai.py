@@ -123,6 +123,10 @@ def test_a_bad_body_is_refused_with_what_is_wrong(body: bytes, says: str) -> Non
     assert says in refusal.message
 
 
+def test_a_number_that_begins_like_its_double_is_seen_as_one() -> None:
+    assert refused(b'{"model":"m","a":12,"a":1}').param == "a"
+
+
 def test_nulls_and_odd_bounds_are_for_the_engine_to_judge() -> None:
     seen = peek(b'{"model":"m","max_tokens":null,"stream":null,"tools":null,"stream_options":null}')
     assert (seen.stream, seen.max_tokens, seen.asks_usage) == (False, None, False)
