@@ -24,6 +24,7 @@ from tenants.models import Usage
 ROWS = 100
 """Rows a list page shows before it offers the next ones."""
 ROWS_ON_DASHBOARD = 8
+ROWS_OF_A_MODEL = 20
 PROJECTS_ON_DASHBOARD = 5
 EVENTS = 30
 SETTLED = ("ready", "failed", "stopped")
@@ -84,7 +85,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         "node": node,
         "line": _named(summary.nodes, name),
-        "replicas": [line for line in summary.replicas if line.node == name],
+        "replicas": [line for line in summary.replicas if name in line.node.split(", ")][:ROWS],
         "inventory": node.inventory or {},
         "files": (node.inventory or {}).get("files", [])[:ROWS],
         "events": Event.objects.filter(node=name)[:EVENTS],
@@ -108,7 +109,7 @@ def model_detail(request: HttpRequest, name: str) -> HttpResponse:
         "model": model,
         "line": _named(summary.models, name),
         "profiles": model.profiles.all(),
-        "replicas": [line for line in summary.replicas if line.model == name],
+        "replicas": _urgent_first([line for line in summary.replicas if line.model == name], ROWS_OF_A_MODEL),
         "events": Event.objects.filter(model=name)[:EVENTS],
     }
     return _page_or_fragment(request, "model_detail", context)
@@ -117,8 +118,9 @@ def model_detail(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 @operators
 def replica_list(request: HttpRequest) -> HttpResponse:
-    summary = current_summary()
-    return _page_or_fragment(request, "replica_list", _listed(request, summary.replicas))
+    lines, model = current_summary().replicas, request.GET.get("model", "")
+    listed = _listed(request, [line for line in lines if line.model == model] if model else lines)
+    return _page_or_fragment(request, "replica_list", {**listed, "model": model})
 
 
 @require_safe
@@ -160,10 +162,10 @@ def _named(lines: Sequence[Line], name: str) -> Line | None:
     return next((line for line in lines if line.name == name), None)
 
 
-def _urgent_first(lines: Sequence[Line]) -> list[Line]:
+def _urgent_first(lines: Sequence[Line], most: int = ROWS_ON_DASHBOARD) -> list[Line]:
     """What needs a look first; the page links to the whole list."""
     urgency: Callable[[Line], int] = lambda line: URGENT.get(line.state, 3)  # noqa: E731
-    return sorted(lines, key=urgency)[:ROWS_ON_DASHBOARD]
+    return sorted(lines, key=urgency)[:most]
 
 
 def _by_name(line: Line) -> str:

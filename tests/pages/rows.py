@@ -7,6 +7,8 @@ from typing import Any
 
 from django.utils import timezone
 
+import catalog.models
+from nodes.models import Node, Replica, Shard
 from tenants.models import Key, Membership, Role, Team, Usage, User
 from tests import factories
 
@@ -46,6 +48,52 @@ def make_member(team: Team, role: Role, name: str) -> User:
     user = factories.make_user(name)
     Membership.objects.create(user=user, team=team, role=role)
     return user
+
+
+def make_large_cluster(count: int) -> None:
+    """As make_cluster, written in bulk."""
+    now = timezone.now()
+    names = [f"{number:04}" for number in range(count)]
+    catalog.models.Model.objects.bulk_create(
+        catalog.models.Model(name=f"model-{n}", position=int(n), source="/x.gguf", scaling_min=1, scaling_max=1)
+        for n in names
+    )
+    catalog.models.Profile.objects.bulk_create(
+        catalog.models.Profile(model=row, name="cpu", engine="llamacpp", weight=2, position=0)
+        for row in catalog.models.Model.objects.all()
+    )
+    pattern = factories.make_node("pattern")
+    Node.objects.bulk_create(
+        Node(
+            name=f"node-{n}",
+            token_digest=n.zfill(64),
+            state="ready" if int(n) % 50 else "lost",
+            address="10.0.0.1",
+            inventory=pattern.inventory,
+            load=pattern.load,
+            last_seen_at=now,
+        )
+        for n in names
+    )
+    pattern.delete()
+    states = {n: {3: "loading", 4: "failed"}.get(int(n) % 5, "ready") for n in names}
+    Replica.objects.bulk_create(
+        Replica(
+            name=f"model-{n}-1",
+            model=f"model-{n}",
+            profile="cpu",
+            profile_digest="d" * 64,
+            engine="llamacpp",
+            weight=2,
+            state=states[n],
+            ready_at=now if states[n] == "ready" else None,
+            reason="the engine ended with code 1: could not load the model" if states[n] == "failed" else "",
+        )
+        for n in names
+    )
+    Shard.objects.bulk_create(
+        Shard(replica_id=f"model-{n}-1", node_id=f"node-{n}", state=states[n], port=9000, cores=4) for n in names
+    )
 
 
 def make_cluster(count: int) -> None:

@@ -339,7 +339,19 @@ def thousand(root: User) -> None:
 @pytest.mark.usefixtures("thousand")
 @pytest.mark.parametrize(
     "url",
-    ["/requests/", "/keys/", "/", "/account/", "/nodes/", "/models/", "/replicas/", "/dashboard/", "/nodes/n0500/"],
+    [
+        "/requests/",
+        "/keys/",
+        "/",
+        "/account/",
+        "/nodes/",
+        "/models/",
+        "/replicas/",
+        "/dashboard/",
+        "/nodes/n0500/",
+        "/models/smollm2/",
+        "/replicas/r0500/",
+    ],
 )
 def test_pages_with_a_thousand_rows_are_quick(client: Client, url: str) -> None:
     client.get(url)
@@ -355,6 +367,18 @@ def test_long_lists_come_in_pages(client: Client, url: str) -> None:
         after = re.search(r'href="\?(after=[^"]+)"', page)
         assert after
         assert "0100" in text_of(client, f"{url}?{after.group(1)}")
+
+
+@pytest.mark.usefixtures("thousand")
+def test_a_model_of_many_replicas_shows_some_and_leads_to_all(client: Client) -> None:
+    factories.make_replica("other", model="else")
+    page = text_of(client, "/models/smollm2/")
+    assert page.count('href="/replicas/r') == 20
+    assert 'href="/replicas/?model=smollm2">All 1000' in page
+    listed = text_of(client, "/replicas/?model=smollm2")
+    assert "other" not in listed
+    assert "?model=smollm2&amp;after=r0099" in listed
+    assert "all 1000" in listed
 
 
 def _cpu_ms(client: Client, url: str) -> float:
