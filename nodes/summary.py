@@ -132,11 +132,18 @@ def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summar
     by_model: dict[str, list[Replica]] = defaultdict(list)
     for replica in replicas:
         by_model[replica.model].append(replica)
-    models = tuple(_model(model, by_model[model.name], lost, cluster, now) for model in cluster.models)
+    held: dict[str, list[Backoff]] = defaultdict(list)
+    for backoff in cluster.backoffs:
+        held[backoff.model].append(backoff)
+    why = {status.model: status.reasons for status in cluster.statuses}
+    models = tuple(
+        _model(model, by_model[model.name], lost, held[model.name], why.get(model.name, ()), now)
+        for model in cluster.models
+    )
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
     return Summary(
         at=now,
-        alerts=(*_node_alerts(nodes), *_model_alerts(models, cluster)),
+        alerts=(*_node_alerts(nodes), *_model_alerts(models, held)),
         capacity=_capacity(nodes, replicas, used),
         nodes=tuple(_node(node, used.get(node.name, Used()), hosted[node.name]) for node in nodes),
         models=models,
@@ -198,12 +205,17 @@ def _state(replica: Replica) -> str:
     return {"run": replica.state, "drain": "draining", "stop": "stopping"}[replica.wanted]
 
 
-def _model(model: spec.Model, mine: list[Replica], lost: set[str], cluster: Cluster, now: datetime) -> ModelLine:
+def _model(
+    model: spec.Model,
+    mine: list[Replica],
+    lost: set[str],
+    held: list[Backoff],
+    reasons: tuple[TurnedDown, ...],
+    now: datetime,
+) -> ModelLine:
     live = [r for r in mine if r.wanted == "run" and not lost.intersection(shard.node for shard in r.shards)]
     ready = [replica for replica in live if replica.state == "ready"]
-    held = [backoff for backoff in cluster.backoffs if backoff.model == model.name]
     waiting = [backoff for backoff in held if backoff.next_try_at > now]
-    reasons = next((status.reasons for status in cluster.statuses if status.model == model.name), ())
     state, note = _model_state(model, live, ready, waiting or ([] if live else held), reasons)
     return ModelLine(
         name=model.name,
@@ -312,11 +324,11 @@ def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
     return tuple(found)
 
 
-def _model_alerts(models: Iterable[ModelLine], cluster: Cluster) -> tuple[Alert, ...]:
+def _model_alerts(models: Iterable[ModelLine], held: Mapping[str, list[Backoff]]) -> tuple[Alert, ...]:
     found = []
     for line in models:
         if line.state == "failed":
-            failures = max((held.failures for held in cluster.backoffs if held.model == line.name), default=1)
+            failures = max((backoff.failures for backoff in held.get(line.name, ())), default=1)
             text = f"{line.name} does not start ({failures} in a row): {line.note}"
             found.append(Alert("failed", line.name, text, line.next_try_at))
         elif line.state == "cannot run":
