@@ -12,14 +12,13 @@ import logging
 import os
 import re
 import time
-from typing import cast
 
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 from llmgw import config
 from llmgw.core import metrics
 from routing import answers, openai
-from routing.client import Client, Headers, Receive, Send
+from routing.client import Client, Headers
 from routing.edge import SCOPE_KEY
 from routing.exchange import Exchange
 from routing.loops import Loops
@@ -61,10 +60,9 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         assert scope["type"] == "http", "websockets under /v1/ are not served"
-        client = cast(dict[str, Client], scope).get(SCOPE_KEY) or Client(cast(Receive, receive), cast(Send, send))
-        await self._answer(scope, client)
-
-    async def _answer(self, scope: HTTPScope, client: Client) -> None:
+        client: Client | None = scope.get(SCOPE_KEY)  # type: ignore[assignment]
+        if client is None:
+            client = Client(receive, send)  # type: ignore[arg-type]
         method, path = scope["method"], scope["path"]
         if method == "POST" and path.startswith("/v1/"):
             await Exchange(self.plane, scope, client).run()

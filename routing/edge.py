@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from routing.client import Client, ClientLeft, Headers
+from routing.client import Client, ClientLeft, Headers, Receive
 
 SCOPE_KEY = "llmgw.client"
 """Where the request's DirectClient stands in its ASGI scope."""
@@ -24,8 +24,8 @@ class DirectClient(Client):
     direct = True
 
     def __init__(self, protocol: GatewayProtocol, cycle: RequestResponseCycle) -> None:
-        super().__init__(cast(Any, cycle.receive), cast(Any, cycle.send))
         self._protocol, self._cycle = protocol, cycle
+        self._receive: Receive = cycle.receive  # type: ignore[assignment]
         self._transport = cycle.transport
         self._chunked = True
         self.on_left: Callable[[], None] | None = None
@@ -121,8 +121,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        scope = cast(dict[str, Any], self.scope)
-        if scope.get("method") == "POST" and scope["http_version"] == "1.1" and scope["path"].startswith("/v1/"):
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        if scope["method"] == "POST" and scope["http_version"] == "1.1" and scope.get("path", "").startswith("/v1/"):
             client = scope[SCOPE_KEY] = DirectClient(self, self.cycle)
             self.asking.append(client)
 
