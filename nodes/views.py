@@ -15,7 +15,7 @@ from nodes import actions
 from nodes.forms import NodeForm
 from nodes.models import Event, Node, Replica
 from nodes.snapshot import current_summary
-from nodes.summary import ModelLine, NodeLine, ReplicaLine
+from nodes.summary import Alert, ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
 from tenants.audit import Actor
@@ -44,6 +44,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     on_their_way = [line for line in summary.replicas if line.state not in SETTLED]
     context = {
         "summary": summary,
+        "alerts": _alike_together(summary.alerts),
         "models": _urgent_first(summary.models),
         "nodes": _urgent_first(summary.nodes if few_nodes else apart),
         "all_nodes": few_nodes,
@@ -166,6 +167,14 @@ def _urgent_first(lines: Sequence[Line], most: int = ROWS_ON_DASHBOARD) -> list[
     """What needs a look first; the page links to the whole list."""
     urgency: Callable[[Line], int] = lambda line: URGENT.get(line.state, 3)  # noqa: E731
     return sorted(lines, key=urgency)[:most]
+
+
+def _alike_together(alerts: Sequence[Alert]) -> list[tuple[Alert, int]]:
+    """Alerts that say the same of several subjects as one, with how many more there are; in the order they came."""
+    alike: dict[tuple[str, str], list[Alert]] = {}
+    for alert in alerts:
+        alike.setdefault((alert.state, alert.text.replace(alert.subject, "")), []).append(alert)
+    return [(same[0], len(same) - 1) for same in alike.values()]
 
 
 def _by_name(line: Line) -> str:

@@ -242,6 +242,17 @@ def test_the_dashboard_says_what_does_not_run_and_why(client: Client, root: User
     assert "Next try in 1 min" in re.sub(r"<[^>]+>", "", page)
 
 
+def test_what_needs_a_person_is_said_once_for_all_that_are_alike(client: Client, root: User) -> None:
+    for number in range(9):
+        factories.make_node(f"n{number}", state="lost")
+    factories.make_node("far", state="unreachable")
+    page = text_of(client, "/dashboard/")
+    assert page.count("is lost; see whether") == 1
+    assert "and 8 more alike" in page
+    assert "Node far is unreachable" in page
+    assert "kinds more" not in page
+
+
 def test_an_empty_cluster_says_the_next_step(client: Client, root: User) -> None:
     assert "Add a node" in text_of(client, "/dashboard/")
     assert "llmgw ctl models apply" in text_of(client, "/models/")
