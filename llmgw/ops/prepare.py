@@ -14,6 +14,8 @@ ADMIN = "admin"
 PASSWORD_FILE = "admin-password"  # noqa: S105
 CTL_FILE = "ctl.json"
 BOOTSTRAP_KEY_FILE = "bootstrap-key"
+FIRST_KEY_FILE = "first-key"
+"""The first project key until somebody has seen it: a start that is broken off must not lose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,10 @@ def everything(node: str, *, scripted: bool) -> First:
     from llmgw.config import current
 
     settings = current()
-    kept = settings.secrets_dir / BOOTSTRAP_KEY_FILE
-    if scripted:
-        first = prepare(kept_key=kept.read_text().strip() if kept.exists() else None, wants_key=True)
+    kept = settings.secrets_dir / (BOOTSTRAP_KEY_FILE if scripted else FIRST_KEY_FILE)
+    first = prepare(kept_key=kept.read_text().strip() if kept.exists() else None, wants_key=scripted)
+    if first.project_key:
         secret_file.write(kept, f"{first.project_key}\n")
-    else:
-        first = prepare()
     write_ctl_file(settings.base_url)
     node_token(node)
     return first

@@ -23,9 +23,11 @@ from typing import Any
 
 from llmgw.config import ConfigError, Settings, current
 from llmgw.core import secret_file
-from llmgw.ops import prepare, serve
+from llmgw.ops import announce, prepare, serve
+from llmgw.ops.announce import say
 
 NODE = "local"
+LOCK_FILE = "up.lock"
 FREE_BYTES = 1024**3
 """What the engine, the small model and the database need at first, with room to work."""
 READY_WITHIN_S = 600
@@ -65,7 +67,12 @@ class Parts:
     def start(self, part: Part) -> None:
         part.started_at = time.monotonic()
         part.process = subprocess.Popen(
-            part.command, env=part.env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+            part.command,
+            env=part.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # parts log to stderr; what their libraries print is noise
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
 
     def watch(self) -> None:
@@ -85,13 +92,18 @@ class Parts:
                 part.process, part.next_start_at = None, now + pause
 
     def stop(self) -> None:
-        """SIGTERM in order, wait, then SIGKILL whatever is left."""
+        """The agent with its engines first, while its control plane still listens; then the rest."""
         self.stopping = True
-        for part in self.all:
+        for wave in ([p for p in self.all if p.name == "agent"], [p for p in self.all if p.name != "agent"]):
+            self._stop(wave)
+
+    def _stop(self, parts: list[Part]) -> None:
+        """SIGTERM, wait, then SIGKILL whatever is left."""
+        for part in parts:
             if part.process and part.process.poll() is None:
                 part.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + STOP_WITHIN_S
-        for part in self.all:
+        for part in parts:
             if part.process is None:
                 continue
             try:
@@ -107,6 +119,7 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
     os.environ.update(environment)
     os.environ.setdefault("LLMGW_PROCESS", "up")
     settings = current()
+    refuse_second(settings.data_dir)
     serve.check_port(settings.listen.host, settings.listen.port)
     prepare.check_data_dir(settings.data_dir)
     if not (settings.data_dir / "agent").exists():
@@ -121,6 +134,7 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
         if bootstrap_file:
             # A file from a run that was killed would tell a waiting script that this one serves already.
             bootstrap_file.unlink(missing_ok=True)
+        say(f"llmgw starts on {settings.base_url}, data in {settings.data_dir}; Ctrl-C stops it, its engines too")
         # In a process of its own, so that Django and the store stay out of this one, which lives as long as the rest.
         with ProcessPoolExecutor(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
             first = pool.submit(prepare.everything, NODE, scripted=bootstrap_file is not None).result()
@@ -151,31 +165,32 @@ def _run(settings: Settings, parts: Parts, first: prepare.First, bootstrap_file:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
-    announced = False
-    progress = Progress(settings)
+    serving = told = False
+    progress = announce.Progress(settings, NODE)
     give_up_at = time.monotonic() + READY_WITHIN_S
 
     def pids_changed() -> None:
-        if announced and bootstrap_file:
+        if serving and bootstrap_file:
             _write_bootstrap(bootstrap_file, settings, first, parts)
 
     parts.changed = pids_changed
-    say(f"llmgw starts on {settings.base_url}, data in {settings.data_dir}; Ctrl-C stops it, its engines too")
     try:
         while not stop_asked:
             parts.watch()
-            if not announced:
-                if _answers(settings, "/ready"):
-                    announced = True
-                    if bootstrap_file:
-                        _write_bootstrap(bootstrap_file, settings, first, parts)
-                    _announce(settings, first)
-                elif time.monotonic() > give_up_at:
-                    say("still not ready. See why: llmgw ctl status")
-                    give_up_at += READY_WITHIN_S
+            if not serving and _answers(settings, "/ready"):
+                serving = True
+                pids_changed()
+                if told:
+                    say(f"ready: the OpenAI API answers at {settings.base_url}/v1")
                 else:
-                    progress.tell()
-            _pause(wake, 0.2 if not announced else 1.0)
+                    announce.tell(settings, first, model=progress.ready_model())
+            elif not serving and (why_not := progress.look()) and not told:
+                told = True
+                announce.tell(settings, first, why_not=why_not)
+            elif not serving and time.monotonic() > give_up_at:
+                say(f"still not ready. See why: {announce.command()} ctl status")
+                give_up_at += READY_WITHIN_S
+            _pause(wake, 1.0 if serving else 0.2)
     finally:
         say("stopping: agent with its engines, pages and API, worker")
         if bootstrap_file:
@@ -183,65 +198,6 @@ def _run(settings: Settings, parts: Parts, first: prepare.First, bootstrap_file:
         parts.stop()
         say("stopped")
     return 0
-
-
-class Progress:
-    """Says in words what the first replica is waiting for, whenever that changes."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.said = ""
-        self.next_at = 0.0
-
-    def tell(self) -> None:
-        if time.monotonic() < self.next_at:
-            return
-        self.next_at = time.monotonic() + 1
-        for replica in self._replicas():
-            note = f" {replica['note']}" if replica.get("note") else ""
-            text = f"{replica['model']} on {replica['node']}: {replica['state']}{note}"
-            if text != self.said:
-                say(text)
-                self.said = text
-
-    def _replicas(self) -> list[dict[str, Any]]:
-        try:
-            ctl = json.loads((self.settings.secrets_dir / prepare.CTL_FILE).read_text())
-            request = urllib.request.Request(  # noqa: S310 - our own address
-                f"{self.settings.base_url_here}/api/v1/summary", headers={"Authorization": f"Bearer {ctl['token']}"}
-            )
-            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
-                replicas = json.load(answer)["replicas"]
-                assert isinstance(replicas, list)
-                return replicas
-        except (OSError, ValueError, KeyError):
-            return []
-
-
-def _announce(settings: Settings, first: prepare.First) -> None:
-    """The three lines at the end of a start: what is where, how to sign in, the next step."""
-    base = settings.base_url
-    model = "smollm2"
-    print(f"Ready: pages at {base}/ and the OpenAI API at {base}/v1 (model {model}).{_reachable(settings)}")
-    password = settings.secrets_dir / prepare.PASSWORD_FILE
-    if first.sign_in_path:
-        print(
-            f"Sign in first: {base}{first.sign_in_path} (once, within an hour; "
-            f"the password of {first.admin} is in {password})"
-        )
-    else:
-        print(f"Sign in: {base}/sign-in/ as {first.admin}" + (f" (password in {password})" if first.password else ""))
-    if first.project_key:
-        print(f"Next: export OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={first.project_key} (the key is shown this once)")
-    else:
-        print(f"Next: make a key at {base}/keys/, or look around with: llmgw ctl status")
-    sys.stdout.flush()
-
-
-def _reachable(settings: Settings) -> str:
-    if settings.listen.host in ("127.0.0.1", "::1", "localhost"):
-        return ""
-    return f" Everyone who reaches {settings.listen.host}:{settings.listen.port} can see the sign-in page."
 
 
 def _write_agent_file(settings: Settings) -> Path:
@@ -294,18 +250,30 @@ def need_space(data_dir: Path, free_bytes: int) -> None:
         )
 
 
+def refuse_second(data_dir: Path) -> None:
+    """Raises ConfigError when another `up` has this directory: told before its taken port, which would mislead."""
+    with contextlib.suppress(OSError), open(data_dir / LOCK_FILE) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _second(data_dir, file.read()) from None
+
+
+def _second(data_dir: Path, pid: str) -> ConfigError:
+    return ConfigError(
+        f"another llmgw up (pid {pid.strip() or '?'}) runs on {data_dir}. Stop it, or name another: --data DIR"
+    )
+
+
 @contextlib.contextmanager
 def _only_one(data_dir: Path) -> Any:
     """Hold the data directory for this `up`; raises ConfigError naming the pid of another that has it."""
-    with open(data_dir / "up.lock", "a+") as file:
+    with open(data_dir / LOCK_FILE, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            pid = file.read().strip() or "?"
-            raise ConfigError(
-                f"another llmgw up (pid {pid}) runs on {data_dir}. Stop it, or name another: --data DIR"
-            ) from None
+            raise _second(data_dir, file.read()) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -343,7 +311,3 @@ def _how(code: int) -> str:
     if code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} up      {text}", file=sys.stderr, flush=True)

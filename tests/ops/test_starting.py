@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.config import ConfigError
-from llmgw.ops.up import FREE_BYTES, need_space
+from llmgw.ops.up import FREE_BYTES, LOCK_FILE, need_space
 from tests.e2e.product import LLMGW, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,16 @@ def test_a_taken_port_is_named_with_another_to_try(tmp_path: Path) -> None:
         result = up("--data", str(tmp_path / "data"), "--port", str(port), cwd=tmp_path)
     assert_one_sentence(result, f"127.0.0.1:{port} is taken", "--port")
     assert not (tmp_path / "data").exists()
+
+
+def test_a_second_start_on_one_directory_is_told_of_the_first_and_not_of_its_port(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text("4711")
+    with (tmp_path / LOCK_FILE).open() as held, socket.socket() as taken:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = up("--data", str(tmp_path), "--port", str(taken.getsockname()[1]), cwd=tmp_path)
+    assert_one_sentence(result, "another llmgw up (pid 4711)", str(tmp_path), "--data DIR")
 
 
 def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
