@@ -58,7 +58,7 @@ class Family(Collector, Generic[T]):
 
     def __init__(self, name: str, help_text: str, labels: tuple[str, ...], make: Callable[[], T]) -> None:
         self.name, self.help_text, self.label_names = name, help_text, labels
-        self._make = make
+        self._make: Callable[[], T] = make
         self._series: dict[tuple[str, ...], T] = {}
         if not labels:
             self._series[()] = make()
