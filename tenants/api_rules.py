@@ -234,7 +234,7 @@ def explain_error(error: Exception, context: Mapping[str, Any]) -> Response:
         headers["WWW-Authenticate"] = header
     if (wait := getattr(error, "wait", None)) is not None:
         headers["Retry-After"] = str(int(wait))
-    return Response({"error": _envelope(error)}, status=error.status_code, headers=headers)
+    return Response({"error": _sendable(_envelope(error))}, status=error.status_code, headers=headers)
 
 
 def _envelope(error: exceptions.APIException) -> dict[str, object]:
@@ -249,6 +249,17 @@ def _envelope(error: exceptions.APIException) -> dict[str, object]:
     code = error.default_code
     text = _NEXT["not_authenticated"] if isinstance(error, exceptions.NotAuthenticated) else str(error.detail)
     return {"code": code, "message": text, "fields": {}}
+
+
+def _sendable(part: object) -> object:
+    """What was sent may be repeated, but half a character (a lone surrogate, \\ud800 in JSON) cannot be."""
+    if isinstance(part, str):
+        return part.encode("utf-8", "backslashreplace").decode()
+    if isinstance(part, Mapping):
+        return {_sendable(name): _sendable(value) for name, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_sendable(value) for value in part]
+    return part
 
 
 def _flatten(detail: object, at: str) -> Iterator[tuple[str, str]]:
