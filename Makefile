@@ -7,7 +7,7 @@ BENCH ?=
 # Rooms that keep rows: their tests run on SQLite and again on PostgreSQL with Redis.
 STORE_TESTS := tests/core tests/tenants tests/catalog tests/nodes tests/api
 
-.PHONY: up test check bench e2e docs lock clean
+.PHONY: up test check coverage bench e2e docs lock clean
 
 up: .venv/ready
 	@exec .venv/bin/llmgw up $(ARGS)
@@ -25,6 +25,10 @@ check: .venv/dev-ready
 	$(PY) manage.py check --fail-level WARNING
 	$(PY) manage.py makemigrations --check --dry-run
 	$(PY) docs/reference.py --check
+
+coverage: .venv/dev-ready
+	.venv/bin/coverage run -m pytest -q tests/tenants tests/catalog tests/nodes tests/routing tests/agent
+	.venv/bin/coverage report
 
 bench: .venv/bench-ready
 	@$(PY) -m tests.bench $(BENCH)
