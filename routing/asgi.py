@@ -19,7 +19,7 @@ from llmgw import config
 from llmgw.core import metrics
 from routing import answers, openai
 from routing.client import Client, Headers
-from routing.edge import SCOPE_KEY
+from routing.edge import STATE_KEY
 from routing.exchange import Exchange
 from routing.loops import Loops
 from routing.openai import Refusal
@@ -60,12 +60,10 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         assert scope["type"] == "http", "websockets under /v1/ are not served"
-        client: Client | None = scope.get(SCOPE_KEY)  # type: ignore[assignment]
-        if client is None:
-            client = Client(receive, send)  # type: ignore[arg-type]
+        client = Client(receive, send)  # type: ignore[arg-type]
         method, path = scope["method"], scope["path"]
         if method == "POST" and path.startswith("/v1/"):
-            await Exchange(self.plane, scope, client).run()
+            await self._carry(scope, client)
         elif path in OPEN:
             await self._open(scope, client)
         elif method == "OPTIONS":
@@ -73,7 +71,16 @@ class Gateway:
         elif method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith("/v1/models/")):
             await self._models(scope, client)
         else:
-            await Exchange(self.plane, scope, client).run()
+            await self._carry(scope, client)
+
+    def exchange(self, scope: HTTPScope, client: Client) -> Exchange:
+        """One request, for whoever runs it as a task of its own."""
+        return Exchange(self.plane, scope, client)
+
+    async def _carry(self, scope: HTTPScope, client: Client) -> None:
+        exchange = self.exchange(scope, client)
+        exchange.task = asyncio.current_task()
+        await exchange.run()
 
     # --- open addresses ----------------------------------------------------------------------------------------------
     async def _open(self, scope: HTTPScope, client: Client) -> None:
@@ -139,6 +146,8 @@ class Gateway:
     async def lifespan(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         await receive()
         await self.start()
+        if self.carries_requests and "state" in scope:
+            scope["state"][STATE_KEY] = self  # type: ignore[typeddict-item]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.stop()

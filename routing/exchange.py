@@ -50,6 +50,8 @@ _WHERE = "Your project's page makes a new one."
 
 
 class Exchange:
+    task: asyncio.Task[None] | None = None
+    """The task that runs it; set by whoever starts it."""
     deadline: float | None = None
     """When the current wait is over, monotonic; the plane's watch looks at it."""
     sending = False
@@ -78,7 +80,6 @@ class Exchange:
         self.path, self.method = scope["path"], scope["method"]
         self.request_id = plane.next_id()
         self.started = time.monotonic()
-        self.task = asyncio.current_task()
         self.passed: list[bytes] = []
         """Header lines that the engine gets, in pieces."""
         self.headers = self._read_headers()
