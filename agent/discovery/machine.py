@@ -74,14 +74,16 @@ class Machine:
         return tuple(found)
 
     def machine_id(self) -> str:
-        """Stable for this installation, and not the system's own id, which is not for other machines to know."""
-        system = (self._text("etc/machine-id") or "").strip()
-        if system:
-            return hashlib.sha256(f"llmgw agent {system} {self._work_dir}".encode()).hexdigest()[:32]
+        """Stable for this installation, also when work_dir moves; another one where a copy of work_dir runs elsewhere.
+
+        It is not the system's own id, which is not for other machines to know.
+        """
         path = self._work_dir / "machine-id"
         if not path.exists():
             files.write_private(path, secrets.token_hex(16).encode())
-        return path.read_text().strip()
+        own = path.read_text().strip()
+        system = (self._text("etc/machine-id") or "").strip()
+        return hashlib.sha256(f"llmgw agent {system} {own}".encode()).hexdigest()[:32] if system else own
 
     def load(self) -> NodeLoad:
         """CPU is measured since the last call, so the first one does not know it."""
