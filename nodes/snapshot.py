@@ -19,8 +19,8 @@ from nodes import models, state
 from nodes.summary import Summary, UsageLine, summarise
 from tenants.models import Usage
 
-FRESH = timedelta(seconds=10)
-"""Gateways report every few seconds; an older figure says nothing about now."""
+FRESH = timedelta(seconds=20)
+"""A gateway writes an unchanged figure again after 10 to 13 s; one that is older than this says nothing about now."""
 FORGOTTEN = timedelta(seconds=60)
 """A gateway silent for so long is taken to be gone, and what it held with it."""
 

@@ -14,6 +14,7 @@ from nodes import snapshot
 from nodes.models import ReplicaLoad
 from nodes.state import Backoff, Cluster, Load, Shard, Status, TurnedDown, in_words
 from nodes.summary import Alert, CapacityLine, ModelLine, Summary, UsageLine, summarise
+from routing.loops import LOADS_AT_LEAST_S, LOADS_S
 from tests.factories import make_model, make_node, make_replica
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import GOOD, MODEL
@@ -174,6 +175,10 @@ def test_a_gateway_gone_quiet_makes_the_load_unknown_until_it_is_given_up(
         )
     [found] = snapshot.current_summary(now).replicas
     assert (found.in_flight, found.running) == (in_flight, running)
+
+
+def test_a_load_that_does_not_change_stays_known_between_two_reports_of_it() -> None:
+    assert timedelta(seconds=LOADS_AT_LEAST_S + 2 * LOADS_S) <= snapshot.FRESH
 
 
 @pytest.mark.django_db
