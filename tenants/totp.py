@@ -53,7 +53,11 @@ def start_enrolment(user: User) -> Enrolment:
 def confirm(user: User, code: str, *, actor: Actor) -> TOTPDevice | None:
     """Take the waiting secret into use when `code` shows that the authenticator has it. Replaces an earlier one."""
     device = _waiting(user).select_for_update().first()
-    if device is None or not device.verify_token(_digits(code)):
+    if device is None:
+        return None
+    # Its secret is shown beside the field, so there is nothing to guess: a wrong code must not make the right one wait.
+    device.throttle_reset(commit=False)
+    if not device.verify_token(_digits(code)):
         return None
     TOTPDevice.objects.filter(user=user).exclude(pk=device.pk).delete()
     device.confirmed = True

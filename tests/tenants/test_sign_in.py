@@ -134,6 +134,14 @@ def test_a_code_works_once(client: Client) -> None:
         client.post("/sign-out/")
 
 
+def test_a_wrong_code_while_enrolling_does_not_make_the_right_one_wait() -> None:
+    user = factories.make_user("alice")
+    totp.start_enrolment(user)
+    for _ in range(5):
+        assert totp.confirm(user, "000000", actor=SYSTEM) is None
+    assert totp.confirm(user, code_of(TOTPDevice.objects.get()), actor=SYSTEM)
+
+
 def test_the_code_that_enrolled_does_not_sign_in(client: Client) -> None:
     user = factories.make_user("alice")
     totp.start_enrolment(user)
