@@ -101,3 +101,9 @@ def test_a_wrong_command_would_be_found() -> None:
     assert objection("up --prot 1") == "up takes no --prot"
     assert objection("up --port 9000") == ""
     assert objection("server run gateway") == ""
+
+
+def test_pages_and_messages_name_only_documents_that_are_there() -> None:
+    named = [(path, name) for path in SOURCES for name in re.findall(r"\bdocs/[\w/.-]+\.(?:md|yaml)", path.read_text())]
+    assert named
+    assert [(str(path), name) for path, name in named if not (ROOT / name).exists()] == []
