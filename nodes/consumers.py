@@ -11,6 +11,7 @@ import msgspec
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import DatabaseError
 
 from agent import protocol
 from llmgw.core import doorbell
@@ -74,6 +75,9 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             await super().dispatch(message)
         except StopConsumer:
             raise
+        except DatabaseError as error:
+            log.error("%s: the store cannot be used (%s); the agent connects again", self.name, error)
+            await self.close(BROKEN)
         except Exception:
             log.exception("%s: a message could not be dealt with; the agent connects again", self.name)
             await self.close(BROKEN)
@@ -186,6 +190,9 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                 if await listener.wait(POLL_S) and not await self._current(node):
                     await self._refuse("another stream speaks for this node now")
                     return
+        except DatabaseError as error:
+            log.error("Node %s: the store cannot be used (%s); its agent connects again", node.name, error)
+            await self.close(BROKEN)
         except Exception:
             log.exception("Node %s: commands could not be sent; its agent connects again", node.name)
             await self.close(BROKEN)

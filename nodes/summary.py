@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from catalog import spec
-from nodes.placement import Used, in_use
+from nodes.placement import LEAST_DISK_BYTES, Used, in_use
 from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
 
 
@@ -316,6 +316,10 @@ def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
             grade = "failed" if node.state == "lost" else "warn"
             text = f"Node {node.name} is {node.state}; see whether the machine and its agent run."
             found.append(Alert(grade, node.name, text, node.last_seen_at))
+        free = node.disk_free_bytes
+        if node.state == "ready" and free is not None and free < LEAST_DISK_BYTES:
+            text = f"The disk of node {node.name} has {free // 10**6} MB free; free some, or nothing new can be stored."
+            found.append(Alert("warn", node.name, text, None))
         found += [
             Alert("warn", node.name, f"Card {gpu.index} ({gpu.name}) of {node.name} is faulty: {gpu.fault}", None)
             for gpu in node.gpus

@@ -31,6 +31,10 @@ def reconcile() -> None:
             held = lease.acquire(lease.LEADER, ttl_s=nodes.lease_ttl_s)
             if held is None or not passes.run_pass(clock.now(), held=held):
                 return
+    except DatabaseError as error:
+        log.error(
+            "A pass failed, as the store cannot be used (%s); the next one runs within %g s", error, nodes.reconcile_s
+        )
     except Exception:
         log.exception("A pass failed; the next one runs within %g s", nodes.reconcile_s)
 
@@ -43,6 +47,8 @@ def tidy() -> None:
         gone = tidying.tidy(SystemClock().now(), keep_events=timedelta(days=nodes.keep_events_days))
         if gone:
             log.info("%d old rows of events, commands and loads were dropped", gone)
+    except DatabaseError as error:
+        log.error("Old rows were not dropped, as the store cannot be used (%s); the next try is within the hour", error)
     except Exception:
         log.exception("Old rows were not dropped; the next try is within the hour")
 

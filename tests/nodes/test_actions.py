@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from celery import Celery
+from django.db import OperationalError
 from django.utils import timezone
 
 from agent import protocol
@@ -303,6 +304,18 @@ def test_a_pass_that_breaks_is_logged_and_ends(caplog: pytest.LogCaptureFixture)
     ModelStatus.objects.create(model="m", reasons=[{"wrong": "shape"}])
     tasks.reconcile()
     assert "A pass failed; the next one runs within 3 s" in caplog.text
+
+
+def test_a_pass_without_a_usable_store_is_said_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise OperationalError("database or disk is full")
+
+    monkeypatch.setattr(passes, "run_pass", fail)
+    tasks.reconcile()
+    assert "A pass failed, as the store cannot be used (database or disk is full)" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("speaks", [False, True])

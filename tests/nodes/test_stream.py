@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.db import OperationalError
 from django.test import Client
 
 from agent import protocol
@@ -338,6 +339,24 @@ async def test_what_breaks_closes_the_stream_and_is_logged(
         closed = await link.receive_output(timeout=5)
         assert closed["code"] == consumers.BROKEN
     assert "the store is away" in caplog.text
+
+
+async def test_a_store_that_is_full_is_said_in_one_line(
+    token: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: Any) -> None:
+        raise OperationalError("database or disk is full")
+
+    monkeypatch.setattr(actions, "heartbeat", fail)
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        ready = protocol.ShardState(replica="r", state="ready")
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(ready,)))
+        closed = await link.receive_output(timeout=5)
+        assert closed["code"] == consumers.BROKEN
+    assert "the store cannot be used (database or disk is full); the agent connects again" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_register_that_never_comes_is_not_waited_for(token: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,8 @@ def test_alerts_name_what_needs_a_person() -> None:
     assert [alert.state for alert in summed(nodes=(lost, silent)).alerts] == ["failed", "warn"]
     [failed] = summed(backoffs=(HELD,)).alerts
     assert failed.text == "m does not start (3 in a row): out of memory"
+    [full] = summed(nodes=(replace(GOOD, disk_free_bytes=3 * 10**6),)).alerts
+    assert full.text == "The disk of node good has 3 MB free; free some, or nothing new can be stored."
     [nowhere] = summed(statuses=(WHY,)).alerts
     assert nowhere.text == "m finds no place: good (cpu): is cordoned"
     [short] = summed(models=(replace(MODEL, scaling=spec.Scaling(2, 2)),), replicas=(SERVING,)).alerts
