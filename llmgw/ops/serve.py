@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -47,8 +48,16 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        why = "is taken by another program" if error.errno == 98 else f"cannot be listened on: {error.strerror}"
-        raise ConfigError(f"{host}:{port} {why}. Choose another: --port {min(port + 1, 65535)}.") from None
+        raise ConfigError(cannot_listen(host, port, error)) from None
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> str:
+    """The whole sentence with the next step."""
+    if error.errno == errno.EADDRINUSE:
+        return f"{host}:{port} is taken by another program. Choose another: --port {min(port + 1, 65535)}."
+    if error.errno == errno.EACCES:
+        return f"port {port} is for root alone. Choose one from 1024 on: --port 8080."
+    return f"{host} is no address to listen on: {error.strerror}. Name one of this machine: --host 127.0.0.1."
 
 
 def _uvicorn(host: str, port: int, processes: int) -> int:

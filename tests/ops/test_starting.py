@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.config import ConfigError
+from llmgw.ops.serve import cannot_listen, check_port
 from llmgw.ops.up import FREE_BYTES, LOCK_FILE, need_space
 from tests.e2e.product import LLMGW, clean_environment
 
@@ -52,6 +54,15 @@ def test_a_second_start_on_one_directory_is_told_of_the_first_and_not_of_its_por
         taken.listen()
         result = up("--data", str(tmp_path), "--port", str(taken.getsockname()[1]), cwd=tmp_path)
     assert_one_sentence(result, "another llmgw up (pid 4711)", str(tmp_path), "--data DIR")
+
+
+def test_an_address_that_is_not_this_machines_is_named_with_another_host_to_try() -> None:
+    with pytest.raises(ConfigError, match="192.0.2.1 is no address to listen on: .* --host 127.0.0.1"):
+        check_port("192.0.2.1", 8080)
+
+
+def test_a_port_for_root_alone_is_named_with_one_that_is_not() -> None:
+    assert "--port 8080" in cannot_listen("127.0.0.1", 80, PermissionError(errno.EACCES, "Permission denied"))
 
 
 def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
