@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
+# Static files are small, and whitenoise hands them over as synchronous iterators.
+warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
 import django
 
