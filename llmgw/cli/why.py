@@ -114,7 +114,8 @@ def _model(found: Record, now: datetime) -> Iterator[str]:
     if found["note"]:
         yield f"  {found['note']}"
     if found["next_try_at"]:
-        yield f"  next try {ago(ctl_show.moment(found['next_try_at']), now)}"
+        at = ctl_show.moment(found["next_try_at"])
+        yield f"  next try {ago(at, now)}" if at and at > now else "  next try at once"
     if found["why_not"]:
         yield "Where it was not placed:"
         yield from (f"  {reason}" for reason in found["why_not"])

@@ -60,6 +60,10 @@ REPLICA: dict[str, Any] = {
 }
 
 
+def test_a_try_that_is_due_is_not_said_to_be_past() -> None:
+    assert "  next try at once" in list(explain("model", {**MODEL, "next_try_at": NOW}, []))
+
+
 def test_a_model_that_cannot_run_says_what_each_node_lacks_and_when_it_is_tried_again() -> None:
     assert list(explain("model", MODEL, [])) == [
         "Model m: cannot run. 0 of 1 wanted replicas are ready.",
