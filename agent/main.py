@@ -22,7 +22,7 @@ from agent.config import AgentSettings, ConfigError, load
 from agent.discovery.machine import Machine
 from agent.host import Host
 from agent.installer import Installer
-from agent.protocol import Ack, Command, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
+from agent.protocol import Ack, Build, Command, File, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
 from agent.session import Session
 from agent.supervisor import Supervisor
 from agent.weights import Weights
@@ -45,6 +45,7 @@ class Agent:
             settings, host, weights=self._weights, installer=self._installer, publish=self._session.publish
         )
         self._answers = Answers(self._carry_out)
+        self._told: tuple[tuple[Build, ...], tuple[File, ...]] = ((), ())
 
     async def serve(self, stopped: asyncio.Event) -> None:
         """Until `stopped` is set; then within 5 s, engines aside."""
@@ -65,7 +66,7 @@ class Agent:
     async def register(self, address: str) -> Register:
         host = self._supervisor.host
         self._supervisor.host = host = dataclasses.replace(host, address=address)
-        inventory = await asyncio.to_thread(_inventory, self._machine, self._weights, self._installer, host)
+        inventory = await self._look(host)
         return Register(
             node=self._settings.node,
             agent_version=version(),
@@ -77,7 +78,19 @@ class Agent:
         )
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(load=await asyncio.to_thread(self._machine.load), shards=self._supervisor.states())
+        before = self._told
+        inventory = await self._look(self._supervisor.host)
+        return Heartbeat(
+            load=await asyncio.to_thread(self._machine.load),
+            shards=self._supervisor.states(),
+            inventory=None if (inventory.builds, inventory.files) == before else inventory,
+        )
+
+    async def _look(self, host: Host) -> Inventory:
+        """The machine as it is now; what it holds is remembered as told."""
+        inventory = await asyncio.to_thread(_inventory, self._machine, self._weights, self._installer, host)
+        self._told = (inventory.builds, inventory.files)
+        return inventory
 
     def failures(self) -> tuple[ShardStatus, ...]:
         return self._supervisor.failures()

@@ -164,6 +164,8 @@ class Register(Struct, frozen=True, kw_only=True, tag="register", omit_defaults=
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     load: NodeLoad
     shards: tuple[ShardState, ...] = ()
+    inventory: Inventory | None = None
+    """Told anew when builds or files are others than this stream last heard of."""
 
 
 class ShardStatus(Struct, frozen=True, kw_only=True, tag="shard_status"):

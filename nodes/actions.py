@@ -79,11 +79,20 @@ def register_node(
 
 @transaction.atomic
 def heartbeat(
-    *, node: str, connection: str, load: protocol.NodeLoad, changed: Iterable[protocol.ShardState], now: datetime
+    *,
+    node: str,
+    connection: str,
+    load: protocol.NodeLoad,
+    changed: Iterable[protocol.ShardState],
+    now: datetime,
+    inventory: protocol.Inventory | None = None,
 ) -> Heard:
-    """A sign of life. `changed`: the shards whose state differs from what this stream last told."""
+    """A sign of life. `changed`: the shards whose state differs from what this stream last told; `inventory`: what the
+    machine holds, where that is news."""
     rows = Node.objects.filter(pk=node, connection=connection)
     beat = {"last_seen_at": now, "load": msgspec.to_builtins(load)}
+    if inventory is not None:
+        beat["inventory"] = msgspec.to_builtins(inventory)
     if not rows.filter(state=NodeState.READY).update(**beat):
         if not rows.filter(state=NodeState.UNREACHABLE).update(**beat, state=NodeState.READY):
             return "register again" if rows.exists() else "replaced"

@@ -160,13 +160,18 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def _heartbeat(self, node: Node, message: protocol.Heartbeat) -> None:
         changed = [state for state in message.shards if self.told.get((state.replica, state.rank)) != state]
-        if not changed and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
+        if not changed and message.inventory is None and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
             return
         self.told = {(state.replica, state.rank): state for state in message.shards}
         self.written_at = self.clock.monotonic()
         beat = database_sync_to_async(actions.heartbeat)
         heard = await beat(
-            node=node.name, connection=self.connection, load=message.load, changed=changed, now=self.clock.now()
+            node=node.name,
+            connection=self.connection,
+            load=message.load,
+            changed=changed,
+            now=self.clock.now(),
+            inventory=message.inventory,
         )
         await self._go_on(heard)
 

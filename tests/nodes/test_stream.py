@@ -259,6 +259,18 @@ async def test_binary_frames_are_read_too(token: str) -> None:
         assert isinstance(await heard(link), protocol.Welcome)
 
 
+async def test_files_that_have_come_since_the_register_are_known_at_once(token: str) -> None:
+    has = protocol.Inventory(hostname="box", files=(protocol.File(path="/w/a.gguf", size_bytes=5),))
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), inventory=has))
+        await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(load_1m=9.0)))
+        await until(Node.objects.filter(inventory__hostname="box").aexists)
+    node = await Node.objects.aget()
+    assert node.inventory["files"] == [{"path": "/w/a.gguf", "size_bytes": 5}]
+
+
 async def test_heartbeats_are_written_when_they_tell_something_new(token: str) -> None:
     async with connected(token) as link:
         await tell(link, full_register())
