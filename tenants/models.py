@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from django.contrib.auth.models import AbstractUser
@@ -297,8 +296,3 @@ class SignedIn(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} from {self.address}"
-
-
-def store_usage(rows: Iterable[Usage]) -> None:
-    """Write finished requests; one that is already there (replayed after a crash) is left as it is."""
-    Usage.objects.bulk_create(rows, ignore_conflicts=True, batch_size=200)
