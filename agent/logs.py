@@ -23,8 +23,13 @@ context: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("log_co
 """Ids (request, replica, node) that every line written meanwhile carries."""
 
 
+# What could move a terminal's cursor or forge a line; line ends of tracebacks stay.
+CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
 def redact(text: str) -> str:
-    """`text` with keys, tokens and URL credentials cut to what may be seen of them."""
+    """`text` with keys, tokens and URL credentials cut to what may be seen of them, and control characters replaced."""
+    text = text.translate(CONTROL)
     return SECRETS.sub(lambda found: f"{found.group(0)[:7]}…" if found.group(1) else "…", text)
 
 

@@ -29,6 +29,12 @@ def record(text: str) -> logging.LogRecord:
     return logging.LogRecord("llmgw.x", logging.WARNING, "f", 1, text, None, None)
 
 
+def test_text_from_outside_moves_no_cursor_and_forges_no_colour() -> None:
+    line = logs.ConsoleLine("%(message)s").format(record("node \x1b[2Jevil\x07\x9b31m\rforged"))
+    assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in line)
+    assert "evil" in line
+
+
 def test_json_lines_carry_the_ids_of_the_context() -> None:
     token = logs.context.set({"request": "r1"})
     line = json.loads(logs.JsonLine().format(record("engine failed")))
