@@ -24,7 +24,7 @@ context: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("log_co
 
 
 # What could move a terminal's cursor or forge a line; line ends of tracebacks stay.
-CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 def redact(text: str) -> str:
