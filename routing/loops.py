@@ -37,6 +37,11 @@ KEY_USE_S = 10.0
 ORPHANS_S = 10.0
 FLUSH_ROUNDS = 5
 STORE_AWAY = (StoreError, OSError)
+MEANWHILE = {
+    "table": "requests are served with what is known",
+    "usage": "finished requests wait in the journal",
+    "load": "replicas' load is not shown meanwhile",
+}
 
 
 class Loops:
@@ -51,6 +56,8 @@ class Loops:
         self._used_written_at = 0.0
         self._orphans_at = 0.0
         self._flushing = asyncio.Lock()
+        self._away: set[str] = set()
+        """What the store last refused. A full disk, say, takes no usage and still tells what a key may do."""
 
     async def start(self) -> None:
         """Read the table once, so that the first request finds it, then start every loop."""
@@ -113,9 +120,6 @@ class Loops:
             plane.pools.keep(plane.table.targets, asyncio.get_running_loop().time())
             measures.RELOADS.of().value += 1
         plane.confirmed_at = asked_at
-        if plane.store_away:
-            plane.store_away = False
-            log.info("The store answers again")
 
     async def flush(self, *, last: bool = False) -> None:
         """Move finished requests to the store; what it does not take stays in the journal."""
@@ -149,11 +153,13 @@ class Loops:
                 self._used[record.key] = max(record.at, self._used.get(record.key, 0.0))
 
     async def report_loads(self) -> None:
-        """Tell the control plane what this gateway sees of each replica, where that changed."""
+        """Tell the control plane what this gateway sees of each replica, where that changed; of one that is drained
+        each time, since its end waits for it."""
         now = time.monotonic()
-        known = {target.replica: target for target in self.plane.table.targets}
+        table = self.plane.table
+        rows = [LoadRow(target.replica, target.in_flight, None, None, None) for target in table.leaving]
+        known = {target.replica: target for target in table.targets}
         self._loads = {replica: kept for replica, kept in self._loads.items() if replica in known}
-        rows = []
         for target in known.values():
             row = LoadRow(target.replica, target.in_flight, target.running, target.waiting, target.kv_used)
             kept = self._loads.get(target.replica)
@@ -161,7 +167,7 @@ class Loops:
                 rows.append(row)
         if rows:
             await self._write(self.store.save_loads, self.gateway, rows)
-            self._loads.update((row.replica, (row, now)) for row in rows)
+            self._loads.update((row.replica, (row, now)) for row in rows if row.replica in known)
 
     # --- how they run ------------------------------------------------------------------------------------------------
     def _every(self, period_s: float, what: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -178,14 +184,23 @@ class Loops:
             await work
         except STORE_AWAY as error:
             measures.STORE_FAILURES.of(what).value += 1
-            if not self.plane.store_away:
-                self.plane.store_away = True
-                log.warning("The store does not answer (%s: %s); requests are served with what is known", what, error)
+            if what not in self._away:
+                self._away.add(what)
+                log.warning("The store does not answer (%s: %s); %s", what, _one_line(error), MEANWHILE[what])
         except Exception:
             log.exception("A loop of the gateway failed (%s); it goes on", what)
+        else:
+            if what in self._away:
+                self._away.discard(what)
+                log.info("The store answers again (%s)", what)
+        self.plane.store_away = "table" in self._away
 
     async def _read(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._reading, work, *args)
 
     async def _write(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writing, work, *args)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -17,9 +17,9 @@ from django.utils import timezone
 from catalog.models import Model
 from llmgw.core.models import Revision, Secret
 from nodes.engine_keys import SECRET_NAME
-from nodes.models import Replica, ReplicaLoad
+from nodes.models import Backoff, Replica, ReplicaLoad
 from routing.journal import Record
-from routing.table import Contents
+from routing.table import Contents, Failing
 from tenants.models import Key, Project, Usage, User
 
 LOADS_KEPT = timedelta(minutes=10)
@@ -68,6 +68,10 @@ class DjangoStore:
             models=Model.objects.snapshot(),
             endpoints=Replica.objects.all().endpoints(),
             engine_secret=Secret.named(SECRET_NAME),
+            failing=tuple(
+                Failing(model, reason, next_try_at.timestamp())
+                for model, reason, next_try_at in Backoff.objects.values_list("model", "reason", "next_try_at")
+            ),
         )
 
     def save_usage(self, records: Sequence[Record]) -> None:

@@ -5,6 +5,7 @@ Only load and health change in place, in `Target`, which outlives the snapshots 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -22,6 +23,16 @@ ON_THE_WAY = ("fetching", "installing", "starting", "loading", "ready")
 LOADING_RETRY_S = 5
 DOWN_RETRY_S = 5
 NOWHERE_RETRY_S = 30
+SHOWN_REASON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A model whose last start failed: why, and when it is tried again (epoch seconds)."""
+
+    model: str
+    reason: str
+    next_try_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,7 @@ class Contents:
     models: tuple[spec.Model, ...]
     endpoints: tuple[Endpoint, ...]
     engine_secret: bytes
+    failing: tuple[Failing, ...] = ()
 
 
 class Target:
@@ -119,7 +131,7 @@ class Served:
     targets: tuple[Target, ...]
     states: tuple[str, ...]
     """Of replicas that are wanted and not usable yet."""
-    started_at: int = 0
+    failing: Failing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,8 @@ class Table:
     names: Mapping[str, Served] = field(default_factory=dict)
     """Models by name and by alias."""
     targets: tuple[Target, ...] = ()
+    leaving: tuple[Target, ...] = ()
+    """Of replicas that are drained: they get nothing new, and it is told how much they still work on."""
 
     def visible(self, grant: Grant) -> Iterable[str]:
         return (name for name, served in self.names.items() if grant.allows(served.name))
@@ -140,20 +154,25 @@ EMPTY = Table(revision=-1)
 
 def build(contents: Contents, previous: Table) -> Table:
     """The next snapshot. Endpoints that stay where they are keep their load and health."""
-    known = {target.address: target for target in previous.targets}
+    known = {target.address: target for target in (*previous.targets, *previous.leaving)}
     targets: dict[str, list[Target]] = {}
     states: dict[str, list[str]] = {}
     every: list[Target] = []
+    leaving: list[Target] = []
     for endpoint in contents.endpoints:
-        if endpoint.usable and endpoint.host and endpoint.port is not None:
+        if endpoint.host and endpoint.port is not None and (endpoint.usable or endpoint.draining):
             target = known.get((endpoint.replica, endpoint.host, endpoint.port))
             if target is None or target.engine != endpoint.engine or target.model != endpoint.model:
                 target = Target(endpoint, engine_key(contents.engine_secret, endpoint.replica))
             target.weight = endpoint.slots
-            targets.setdefault(endpoint.model, []).append(target)
-            every.append(target)
+            if endpoint.usable:
+                targets.setdefault(endpoint.model, []).append(target)
+                every.append(target)
+            else:
+                leaving.append(target)
         elif not endpoint.draining and not endpoint.lost:
             states.setdefault(endpoint.model, []).append(endpoint.state)
+    failing = {each.model: each for each in sorted(contents.failing, key=lambda each: -each.next_try_at)}
     names: dict[str, Served] = {}
     for model in contents.models:
         served = Served(
@@ -161,6 +180,7 @@ def build(contents: Contents, previous: Table) -> Table:
             name_json=msgspec.json.encode(model.name),
             targets=tuple(targets.get(model.name, ())),
             states=tuple(states.get(model.name, ())),
+            failing=failing.get(model.name),
         )
         names[model.name] = served
         for alias in model.aliases:
@@ -170,6 +190,7 @@ def build(contents: Contents, previous: Table) -> Table:
         grants={grant.digest: grant for grant in contents.grants},
         names=names,
         targets=tuple(every),
+        leaving=tuple(leaving),
     )
 
 
@@ -197,6 +218,14 @@ def nowhere(served: Served, now: float) -> Refusal:
             "model_loading",
             f"Model {name} is loading ({stage}). Try again in {LOADING_RETRY_S} s.",
             retry_after_s=LOADING_RETRY_S,
+        )
+    if served.failing is not None:
+        wait_s = max(float(DOWN_RETRY_S), served.failing.next_try_at - time.time())
+        reason = f" ({served.failing.reason[:SHOWN_REASON]})" if served.failing.reason else ""
+        return Refusal(
+            "engine_down",
+            f"Model {name} did not start{reason} and is being tried again. Try again in {wait_s:.0f} s.",
+            retry_after_s=wait_s,
         )
     if served.states:
         return Refusal(

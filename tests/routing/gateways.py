@@ -62,6 +62,9 @@ class MemoryStore:
     loads: dict[str, LoadRow] = field(default_factory=dict)
     key_use: dict[int, float] = field(default_factory=dict)
     away: bool = False
+    full: bool = False
+    """Takes no usage, as on a full disk."""
+    refused: int = 0
 
     def _reach(self) -> None:
         if self.away:
@@ -77,6 +80,9 @@ class MemoryStore:
 
     def save_usage(self, records: Sequence[Record]) -> None:
         self._reach()
+        if self.full:
+            self.refused += 1
+            raise OperationalError("database or disk is full")
         for record in records:
             self.usage.setdefault(record.request_id, record)
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from catalog import spec
 from routing import sse
 from tests.routing.conftest import Start
 from tests.routing.gateways import (
@@ -510,6 +511,42 @@ async def test_scraped_load_and_own_requests_are_told_to_the_store(start: Start,
         gateway.store.loads.clear()
         await loops.report_loads()
         assert gateway.store.loads == {}  # nothing changed, nothing written
+
+
+async def test_a_drained_replicas_requests_are_told_each_time_until_it_is_gone(
+    start: Start, engine: MockEngine
+) -> None:
+    async with start(contents(endpoint(engine.port))) as gateway:
+        loops = gateway.gateway.loops
+        assert loops is not None
+        gateway.store.change(endpoints=(endpoint(engine.port, draining=True),))
+        await eventually(lambda: bool(gateway.gateway.plane.table.leaving))
+        for _ in range(2):
+            gateway.store.loads.clear()
+            await loops.report_loads()
+            assert gateway.store.loads["m-1"].in_flight == 0
+        gateway.store.change(endpoints=(), models=(spec.Model(name="m"),))
+        await eventually(lambda: not gateway.gateway.plane.table.leaving)
+        gateway.store.loads.clear()
+        await loops.report_loads()
+        assert gateway.store.loads == {}
+
+
+async def test_a_store_that_takes_no_usage_but_answers_is_said_once_and_serving_is_not_called_stale(
+    start: Start, engine: MockEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore(contents(endpoint(engine.port)), full=True)
+    async with start(store) as gateway:
+        with caplog.at_level("INFO"):
+            assert (await gateway.chat()).status_code == 200
+            await eventually(lambda: store.refused >= 3)
+            assert "llmgw_table_stale 0.0" in (await gateway.http.get("/metrics")).text
+            store.full = False
+            await gateway.records(1)
+            await eventually(lambda: "answers again (usage)" in caplog.text)
+        said = [line.message for line in caplog.records if "The store" in line.message]
+        assert len(said) == 2
+        assert "finished requests wait in the journal" in said[0]
 
 
 async def test_stopping_ends_streams_with_an_error_and_loses_no_record(start: Start, engine: MockEngine) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from catalog import spec
 from routing import ejection
-from routing.table import EMPTY, Served, Target, build, candidates, header_text, nowhere
+from routing.table import EMPTY, Failing, Served, Target, build, candidates, header_text, nowhere
 from tests.routing.gateways import contents, endpoint, grant, key_of
 
 
@@ -94,6 +97,28 @@ def test_nowhere_to_go_has_its_own_code_for_each_reason(states: tuple[str, ...],
     assert (refusal.code, refusal.kind.status) == (code, 503)
     assert refusal.retry_after_s is not None
     assert "m" in refusal.message
+
+
+def test_a_model_that_does_not_start_says_why_and_when_it_is_tried_again() -> None:
+    soon = Failing("m", "killed by signal 9", time.time() + 40)
+    refusal = nowhere(replace(served(states=()), failing=soon), 0)
+    assert (refusal.code, refusal.kind.status) == ("engine_down", 503)
+    assert "killed by signal 9" in refusal.message
+    assert refusal.retry_after_s is not None
+    assert 38 <= refusal.retry_after_s <= 40
+    due = replace(soon, next_try_at=0.0, reason="")
+    assert nowhere(replace(served(states=("failed",)), failing=due), 0).retry_after_s == 5
+    assert nowhere(replace(served(states=("loading",)), failing=due), 0).code == "model_loading"
+
+
+def test_a_drained_replica_gets_nothing_new_and_is_still_counted() -> None:
+    before = build(contents(endpoint(1)), EMPTY)
+    (target,) = before.targets
+    target.begin()
+    after = build(contents(endpoint(1, draining=True)), before)
+    assert (after.targets, after.leaving) == ((), (target,))
+    assert after.names["m"].targets == ()
+    assert build(contents(models=(spec.Model(name="m"),)), after).leaving == ()
 
 
 def test_an_ejected_engine_says_when_it_is_tried_again() -> None:
