@@ -34,13 +34,21 @@ class Installer:
         self._flights: SingleFlight[base.Build] = SingleFlight()
         self._failures: dict[str, str] = {}
 
+    def held(self, engine: str, host: Host) -> base.Build | None:
+        """The build that `ensure` would give, if it is there already; None when it has work to do, or an objection."""
+        if engine in self._binaries:
+            return _named(self._binaries[engine]) if self._binaries[engine].is_file() else None
+        best = next((each for each in builds.for_engine(engine) if builds.objection(each, host) is None), None)
+        home = self._directory / best.directory if best else None
+        return _installed(best, home) if best and home and home.is_dir() else None
+
     async def ensure(self, engine: str, host: Host) -> base.Build:
         """The build of `engine` to run here, installed when it is not there. Raises InstallError."""
         if engine in self._binaries:
             binary = self._binaries[engine]
             if not binary.is_file():
                 raise InstallError(f"{engine}.binary: {binary} is not a file. Correct agent.yaml, or leave it out.")
-            return base.Build(name="named", version="unknown", argv=(str(binary),))
+            return _named(binary)
         reasons = []
         for build in builds.for_engine(engine):
             objection = builds.objection(build, host)
@@ -90,13 +98,7 @@ class Installer:
             finally:
                 await asyncio.to_thread(files.remove, scratch)
         self._failures.pop(build.directory, None)
-        return base.Build(
-            name=build.name,
-            version=build.version,
-            # -P: the launcher's own directory must hide no module of the build. -u: a killed engine's last line counts.
-            argv=(sys.executable, "-P", "-u", str(LAUNCHER)),
-            env=(("PYTHONPATH", str(home)),),
-        )
+        return _installed(build, home)
 
     async def _try(self, build: builds.Wheel, home: Path) -> None:
         """Run a little of the build: a wheel for another CPU installs well and dies of an illegal instruction."""
@@ -125,6 +127,20 @@ class Installer:
             raise InstallError(
                 f"{build.name} {build.version} is installed and does not run on this machine: {last[0]}."
             )
+
+
+def _named(binary: Path) -> base.Build:
+    return base.Build(name="named", version="unknown", argv=(str(binary),))
+
+
+def _installed(build: builds.Wheel, home: Path) -> base.Build:
+    return base.Build(
+        name=build.name,
+        version=build.version,
+        # -P: the launcher's own directory must hide no module of the build. -u: a killed engine's last line counts.
+        argv=(sys.executable, "-P", "-u", str(LAUNCHER)),
+        env=(("PYTHONPATH", str(home)),),
+    )
 
 
 def _missing(path: Path) -> str:

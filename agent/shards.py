@@ -4,7 +4,7 @@
 2. While stopping: gone -> the outcome; grace over -> SIGKILL, repeated until nothing of it is left.
 3. A stop asked for: nothing runs yet -> stopped; something runs -> SIGTERM and stopping.
 4. Whatever breaks, exits, hangs or is late fails: what is left of it is killed first, then "failed" is said.
-5. Preparing goes fetching -> installing -> starting; then answers lead to loading and ready.
+5. Preparing goes fetching -> installing, where something has to be -> starting; answers lead to loading and ready.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from agent.protocol import ENDED, Progress, ShardSpec, ShardState, State
 
 STARTING_PROBE_S = 0.25
 READY_PROBE_S = 5.0
+STRANGER_PROBES = 2
+"""Probes in a row that must find a stranger on the port: an engine that just ended looks like one, and its exit, seen
+in between, is the truer reason."""
 HUNG_PROBES = 5
 """Silent probes in a row, while idle, after which an engine counts as hung."""
 KILL_AGAIN_S = 5.0
@@ -46,7 +49,8 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    pass
+    installed: bool = False
+    """The build is here already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class Shard:
     deadline: float | None = None
     """When starting is late, or when stopping turns to SIGKILL."""
     silent: int = 0
+    strange: int = 0
     probing: bool = False
     probe_at: float = 0.0
     changed_at: float = 0.0
@@ -175,11 +180,12 @@ def step(shard: Shard, event: Event, now: float) -> Step:
             return _move(shard, "fetching", now, Effect.FETCH)
         case Progressed(progress):
             return replace(shard, progress=progress), ()
+        case Fetched(installed=True) if shard.state == "fetching":
+            return _start(shard, now)
         case Fetched() if shard.state == "fetching":
             return _move(replace(shard, progress=None), "installing", now, Effect.INSTALL)
         case Installed() if shard.state == "installing":
-            late = now + shard.spec.startup_timeout_s
-            return _move(replace(shard, progress=None, deadline=late), "starting", now, Effect.LAUNCH)
+            return _start(shard, now)
         case Launched(pid, port) if shard.state == "starting":
             return replace(shard, pid=pid, port=port, probe_at=now), (Effect.PUBLISH,)
         case _:  # late news of a step that is over
@@ -188,6 +194,11 @@ def step(shard: Shard, event: Event, now: float) -> Step:
 
 def _move(shard: Shard, state: State, now: float, *effects: Effect) -> Step:
     return replace(shard, state=state, changed_at=now), (Effect.PUBLISH, *effects)
+
+
+def _start(shard: Shard, now: float) -> Step:
+    late = now + shard.spec.startup_timeout_s
+    return _move(replace(shard, progress=None, deadline=late), "starting", now, Effect.LAUNCH)
 
 
 def _stopping(shard: Shard, event: Event, now: float) -> Step:
@@ -232,7 +243,8 @@ def _tick(shard: Shard, now: float) -> Step:
 
 
 def _probed(shard: Shard, answer: Answer, busy: bool, now: float) -> Step:
-    if answer is Answer.STRANGER:
+    shard = replace(shard, strange=shard.strange + 1 if answer is Answer.STRANGER else 0)
+    if shard.strange >= STRANGER_PROBES:
         return _fail(shard, f"port {shard.port} is held by a process that is not this engine", now)
     if answer is Answer.UNNAMED:
         return _fail(shard, f"does not list {shard.spec.model!r} among its models", now)

@@ -294,7 +294,11 @@ class Supervisor:
             reason = await asyncio.to_thread(launching.look_at_weights, run.shard.spec.engine, run.weights)
         except FetchError as error:
             reason = str(error)
-        self._feed(key, shards.Broke(reason) if reason else shards.Fetched())
+        if reason:
+            self._feed(key, shards.Broke(reason))
+            return
+        run.build = self._installer.held(run.shard.spec.engine, self.host)
+        self._feed(key, shards.Fetched(installed=run.build is not None))
 
     def _progress(self, key: Key, run: Run, progress: Progress) -> None:
         self._feed(key, shards.Progressed(progress))
@@ -437,6 +441,8 @@ class Supervisor:
         used = process.cpu_s(run.pids)
         before, run.cpu = run.cpu, (now, used)
         busy = before is not None and used - before[1] > BUSY_SHARE * (now - before[0])
+        # Who ended while it was asked has said its last; what else listens there by now is not why.
+        self._look_for_exit(key, run)
         self._feed(key, shards.Probed(answer, busy))
 
 

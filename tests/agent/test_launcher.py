@@ -198,7 +198,10 @@ async def test_a_build_that_does_not_compute_is_passed_over_and_said(
     assert not shown.usable
     assert "illegal instruction" in shown.reason
     monkeypatch.setattr(installer, "_TRIAL", "import xllamacpp")
+    assert one.held("llamacpp", HERE) is None
     await asyncio.gather(*(one.ensure("llamacpp", HERE) for _ in range(3)))
+    assert one.held("llamacpp", HERE) == await one.ensure("llamacpp", HERE)
+    assert one.held("llamacpp", Host("a", "riscv64")) is None
     assert [path.name for path in tmp_path.iterdir()] == [builds.XLLAMACPP.directory]
     assert one.present(HERE)[0].usable
 
@@ -226,7 +229,9 @@ async def test_a_binary_that_the_operator_named_is_used_as_it_is(tmp_path: Path)
     with pytest.raises(InstallError, match="is not a file"):
         await one.ensure("llamacpp", HERE)
     assert not one.present(HERE)[0].usable
+    assert one.held("llamacpp", HERE) is None
     binary.touch()
+    assert one.held("llamacpp", HERE) == await one.ensure("llamacpp", HERE)
     assert (await one.ensure("llamacpp", HERE)).argv == (str(binary),)
     assert [(shown.name, shown.usable) for shown in one.present(HERE)] == [("named", True)]
 

@@ -14,14 +14,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import adopt, output, process
+from agent import adopt, output, process, shards
+from agent.config import AgentSettings
 from agent.engines import ENGINES
 from agent.engines.base import Command, Launch
 from agent.engines.llamacpp import LlamaCpp
 from agent.host import Host
+from agent.installer import Installer
 from agent.process import Identity
-from agent.protocol import ShardSpec, StartShard, StopShard
-from tests.agent.conftest import AgentTask, ControlPlane, engines_of, eventually, free_port, spec
+from agent.protocol import ShardSpec, ShardStatus, StartShard, StopShard
+from agent.supervisor import Supervisor
+from agent.weights import Weights
+from tests.agent.conftest import AgentTask, ControlPlane, end_engines, engines_of, eventually, free_port, spec
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -272,6 +276,46 @@ async def test_a_rendezvous_that_never_listens_fails_the_shard_in_time(
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"])
     assert f"nothing listened on 127.0.0.1:{rendezvous} within 0.5 s" in control_plane.last("r1").status.reason
     assert not engines_of(agent.settings)
+
+
+class Bequeathing(LlamaCpp):
+    """Leaves its listening socket to a child in a session of its own: a stranger, once the engine itself is gone."""
+
+    def commands(self, spec: ShardSpec, host: Host, launch: Launch) -> tuple[Command, ...]:
+        code = (
+            "import os,socket,sys,time;s=socket.create_server(('127.0.0.1',int(sys.argv[1])));child=os.fork()\n"
+            "if not child: os.setsid()\n"
+            "time.sleep(60)"
+        )
+        return (Command(argv=(sys.executable, "-c", code, str(launch.port)), env=launch.build.env),)
+
+
+async def test_an_engine_killed_while_loading_is_said_to_be_killed_even_when_the_probe_is_first(
+    agent_settings: AgentSettings, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, "llamacpp", Bequeathing())
+    agent_settings.work_dir.mkdir(mode=0o700)
+    told: list[ShardStatus] = []
+    host = Host("127.0.0.1", "x86_64", cores=1)
+    installer = Installer(agent_settings.work_dir, binaries={"llamacpp": gguf})
+    weights = Weights(agent_settings.work_dir)
+    supervisor = Supervisor(agent_settings, host, weights=weights, installer=installer, publish=told.append)
+    try:
+        supervisor.start_shard(StartShard(spec=spec(gguf)))
+        await eventually(lambda: told and told[-1].status.port)
+        port, pid = told[-1].status.port, told[-1].status.pid
+        assert port is not None
+        assert pid is not None
+        await eventually(lambda: process.listens("127.0.0.1", port, [pid]) and len(engines_of(agent_settings)) == 2)
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: process.identify(pid) is None)
+        assert process.listens("127.0.0.1", port, [pid]) is False
+        supervisor._feed(("r1", 0), shards.Tick())  # a probe is due, and nobody has looked for exits
+        await eventually(lambda: told[-1].status.state == "stopping")
+        assert told[-1].status.reason == "killed by signal 9"
+    finally:
+        await supervisor.close(stop_engines=True)
+        end_engines(agent_settings)
 
 
 async def test_a_strangers_server_on_the_port_is_never_taken_for_the_engine(

@@ -51,13 +51,15 @@ READY = (*STARTED, Probed(Answer.LOADING), Probed(Answer.SERVING))
     [
         ((Asked(),), "fetching", (Effect.PUBLISH, Effect.FETCH)),
         ((Asked(), Fetched()), "installing", (Effect.PUBLISH, Effect.INSTALL)),
+        ((Asked(), Fetched(installed=True)), "starting", (Effect.PUBLISH, Effect.LAUNCH)),
         ((Asked(), Fetched(), Installed()), "starting", (Effect.PUBLISH, Effect.LAUNCH)),
         (STARTED, "starting", (Effect.PUBLISH,)),
         ((*STARTED, Probed(Answer.REFUSED)), "starting", ()),
         ((*STARTED, Probed(Answer.LOADING)), "loading", (Effect.PUBLISH,)),
         ((*STARTED, Probed(Answer.LOADING), Probed(Answer.LOADING)), "loading", ()),
         (READY, "ready", (Effect.PUBLISH,)),
-        ((*STARTED, Probed(Answer.STRANGER)), "stopping", (Effect.PUBLISH, Effect.KILL)),
+        ((*STARTED, Probed(Answer.STRANGER)), "starting", ()),
+        ((*STARTED, *[Probed(Answer.STRANGER)] * 2), "stopping", (Effect.PUBLISH, Effect.KILL)),
         ((*STARTED, Probed(Answer.UNNAMED)), "stopping", (Effect.PUBLISH, Effect.KILL)),
         ((*READY, Exited("killed by signal 9")), "stopping", (Effect.PUBLISH, Effect.KILL)),
         ((*READY, Exited("killed by signal 9"), Gone()), "failed", (Effect.PUBLISH, Effect.RELEASE)),
@@ -82,6 +84,15 @@ def test_a_failure_keeps_its_reason_and_a_stop_has_none() -> None:
     assert (failed.state, failed.reason, failed.pid, failed.port) == ("failed", "exited with status 3", None, None)
     stopped, _ = after(*READY, StopAsked(5), Exited("exited with status 0"), Gone())
     assert (stopped.state, stopped.reason) == ("stopped", "")
+
+
+def test_an_engine_that_ended_is_not_taken_for_a_stranger_that_holds_its_port() -> None:
+    ended, _ = after(*STARTED, Probed(Answer.STRANGER), Exited("killed by signal 9"), Probed(Answer.STRANGER), Gone())
+    assert (ended.state, ended.reason) == ("failed", "killed by signal 9")
+    passing, _ = after(*STARTED, *[Probed(Answer.STRANGER), Probed(Answer.LOADING)] * 3)
+    assert passing.state == "loading"
+    alive, _ = after(*STARTED, Probed(Answer.LOADING), *[Probed(Answer.STRANGER)] * 2)
+    assert alive.reason == "port 21000 is held by a process that is not this engine"
 
 
 def test_grace_that_is_over_turns_to_sigkill_and_again_until_it_is_gone() -> None:
@@ -152,7 +163,7 @@ def test_an_adopted_shard_goes_on_where_it_was(state: State) -> None:
 def events() -> st.SearchStrategy[Event]:
     times = st.floats(0, 100)
     return st.one_of(
-        st.sampled_from([Asked(), Fetched(), Installed(), Launched(7, 21000), Gone(), Tick()]),
+        st.sampled_from([Asked(), Fetched(), Fetched(installed=True), Installed(), Launched(7, 21000), Gone(), Tick()]),
         st.builds(Broke, st.just("broke")),
         st.builds(Exited, st.just("exited")),
         st.builds(StopAsked, times),
