@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agent import builds, files
+from agent import builds, files, join_token
 from agent.config import AgentSettings
 from agent.discovery.machine import Machine
 from agent.engines import ENGINES
@@ -36,7 +36,7 @@ def check(settings: AgentSettings) -> tuple[Finding, ...]:
         _work_dir(settings.work_dir),
         *(_engine(name, host, settings) for name in ENGINES),
         *(_control_plane(address) for address in settings.control_plane),
-        *((_token(settings.token_file),) if settings.token_file else ()),
+        *((_token(settings.token_file, settings.node),) if settings.token_file else ()),
     )
 
 
@@ -87,12 +87,9 @@ def _control_plane(address: str) -> Finding:
     return Finding("control plane", True, f"{address} answers")
 
 
-def _token(path: Path) -> Finding:
+def _token(path: Path, node: str) -> Finding:
     try:
-        mode = path.stat().st_mode & 0o077
-        path.read_bytes()
-    except OSError as error:
-        return Finding("token_file", False, f"{path} cannot be read: {error.strerror}. Put the join token there.")
-    if mode:
-        return Finding("token_file", False, f"{path} can be read by others. Run: chmod 600 {path}")
-    return Finding("token_file", True, str(path))
+        _, warning = join_token.read(path, node=node)
+    except join_token.TokenError as error:
+        return Finding("token_file", False, f"{error}.")
+    return Finding("token_file", not warning, warning or str(path))

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode
 
-from agent import protocol
+from agent import join_token, protocol
 from agent.backoff import Backoff
 from agent.config import AgentSettings, stream_url
 from agent.protocol import Ack, Command, Heartbeat, Refused, Register, ShardStatus, Up, Welcome
@@ -30,6 +29,8 @@ OPEN_S = 10.0
 WELCOME_S = 30.0
 CLOSE_S = 1.0
 MAX_RETRY_AFTER_S = 600.0
+AWAY = (502, 503, 504)
+"""What a proxy answers for a control plane that it cannot reach: no refusal of anybody's."""
 
 
 class Node(Protocol):
@@ -45,10 +46,11 @@ class Node(Protocol):
 
 
 class _Ended(Exception):
-    """A stream ended. `str()` says why; `retry_after_s` is the other side's wish."""
+    """A stream ended. `str()` says why; `reached`: the other side ended it; `retry_after_s` is its wish."""
 
-    def __init__(self, reason: str, *, clean: bool = False, retry_after_s: float = 0.0) -> None:
+    def __init__(self, reason: str, *, reached: bool = True, clean: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
+        self.reached = reached
         self.clean = clean
         self.retry_after_s = min(max(0.0, retry_after_s), MAX_RETRY_AFTER_S)
 
@@ -69,6 +71,8 @@ class Session:
         self._healthy_s = healthy_s
         self._outbox: asyncio.Queue[Up] | None = None
         self._socket: ClientConnection | None = None
+        self._welcomed_at: float | None = None
+        self._warned = ""
 
     def publish(self, status: ShardStatus) -> None:
         """Send a transition; without a stream it is not kept, because every register tells the whole truth anew."""
@@ -87,7 +91,7 @@ class Session:
         while True:
             address = self._settings.control_plane[turn % len(self._settings.control_plane)]
             turn += 1
-            began = monotonic()
+            began, self._welcomed_at = monotonic(), None
             try:
                 await self._stream(address)
                 ended = _Ended("the stream ended")
@@ -96,9 +100,14 @@ class Session:
             except Exception as error:  # the agent's boundary: nothing may end the reconnecting
                 log.exception("The stream to %s failed", address)
                 ended = _Ended(f"{type(error).__name__}: {error}")
-            if monotonic() - began >= self._healthy_s:
+            now = monotonic()
+            stood_at = now if self._welcomed_at is None else self._welcomed_at
+            if now - stood_at >= self._healthy_s:
                 self._backoff.healthy()
-            wait_s = self._backoff.wait_s(at_least_s=ended.retry_after_s)
+                began = stood_at
+            wait_s = self._backoff.wait_s(
+                reached=ended.reached, tried_s=stood_at - began, at_least_s=ended.retry_after_s
+            )
             log.log(
                 logging.INFO if ended.clean else logging.WARNING,
                 "No stream to %s: %s. Trying again in %.1f s",
@@ -123,15 +132,16 @@ class Session:
             async with opening as socket:
                 await self._speak(socket, address)
         except InvalidStatus as error:
-            raise _Ended(_refusal(error), retry_after_s=_retry_after_s(error)) from None
+            reached = error.response.status_code not in AWAY
+            raise _Ended(_refusal(error), reached=reached, retry_after_s=_retry_after_s(error)) from None
         except ConnectionClosedOK as closed:
             raise _Ended(f"closed by the other side ({_why(closed)})", clean=True) from None
         except ConnectionClosedError as closed:
-            raise _Ended(f"broken ({_why(closed)})") from None
+            raise _Ended(f"broken ({_why(closed)})", reached=closed.rcvd is not None) from None
         except TimeoutError:
-            raise _Ended("no answer in time") from None
+            raise _Ended("no answer in time", reached=False) from None
         except OSError as error:
-            raise _Ended(f"cannot connect: {error.strerror or error}") from None
+            raise _Ended(f"cannot connect: {error.strerror or error}", reached=False) from None
         except WebSocketException as error:
             raise _Ended(f"not an llmgw control plane: {error}") from None
 
@@ -143,6 +153,7 @@ class Session:
             here = self._settings.address or str(socket.local_address[0])
             await socket.send(protocol.encode(await self._node.register(here)), text=True)
             welcome = await self._welcome(socket)
+            self._welcomed_at = monotonic()
             log.info("Registered as %s with %s", welcome.node, address)
             for failure in self._node.failures():
                 self._put(failure)
@@ -213,12 +224,16 @@ class Session:
         return None
 
     def _headers(self) -> dict[str, str]:
-        if self._settings.token_file is None:
+        path = self._settings.token_file
+        if path is None:
             return {}
         try:
-            token = Path(self._settings.token_file).read_text().strip()
-        except OSError as error:
-            raise _Ended(f"token_file {self._settings.token_file} cannot be read: {error.strerror}") from None
+            token, warning = join_token.read(path, node=self._settings.node)
+        except join_token.TokenError as error:
+            raise _Ended(str(error)) from None
+        if warning and warning != self._warned:
+            log.warning("token_file %s", warning)
+        self._warned = warning
         return {"Authorization": f"Bearer {token}"}
 
 

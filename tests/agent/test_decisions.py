@@ -223,35 +223,82 @@ def test_a_port_is_never_one_in_use_or_quarantine_and_found_when_there_is_one(
 
 
 # --- backoff ---------------------------------------------------------------------------------------------------------
-def test_backoff_bounds_double_up_to_the_cap_and_start_anew_after_health() -> None:
-    bounds: list[float] = []
+def longest(low: float, high: float) -> float:
+    return high
 
-    def longest(low: float, high: float) -> float:
-        bounds.append(high)
+
+def test_refusals_double_the_ceiling_up_to_the_cap_until_a_healthy_stream() -> None:
+    backoff = Backoff(longest, base_s=1, cap_s=10)
+    assert [backoff.wait_s(reached=True) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    backoff.healthy()
+    assert backoff.wait_s(reached=True) == 1
+    assert backoff.wait_s(reached=True, at_least_s=30) == 32
+
+
+def test_the_ceiling_of_an_outage_follows_its_length_up_to_the_cap_until_a_healthy_stream() -> None:
+    backoff = Backoff(longest, base_s=1, cap_s=10)
+    assert [backoff.wait_s(reached=False) for _ in range(7)] == [0.5, 0.5, 1, 2, 4, 8, 10]
+    backoff.healthy()
+    assert [backoff.wait_s(reached=False, tried_s=3) for _ in range(2)] == [3, 9]
+
+
+def test_an_outage_does_not_count_as_a_refusal() -> None:
+    backoff = Backoff(longest)
+    for _ in range(20):
+        backoff.wait_s(reached=False)
+    assert [backoff.wait_s(reached=True) for _ in range(2)] == [1, 2]
+
+
+def back_after_s(backoff: Backoff, outage_s: float) -> float:
+    """When an agent has its stream again, if attempts fail at once while the outage lasts."""
+    now = 0.0
+    while now < outage_s:
+        now += backoff.wait_s(reached=False)
+    return now
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 7200))
+def test_an_outage_is_over_for_an_agent_soon_after_it_is_over(seed: int, outage_s: float) -> None:
+    backoff = Backoff(random.Random(seed).uniform)
+    assert back_after_s(backoff, outage_s) <= outage_s + min(60.0, max(2.0, outage_s))
+    assert back_after_s(Backoff(longest), outage_s) <= outage_s + min(60.0, max(2.0, outage_s))
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.booleans(), st.floats(0, 60)), min_size=1, max_size=100))
+def test_a_wait_is_never_over_the_cap(seed: int, attempts: list[tuple[bool, float]]) -> None:
+    backoff = Backoff(random.Random(seed).uniform, base_s=1, cap_s=60)
+    assert all(0 <= backoff.wait_s(reached=reached, tried_s=tried_s) <= 60 for reached, tried_s in attempts)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 60)), min_size=1, max_size=100))
+def test_jitter_is_full(attempts: list[tuple[bool, float]]) -> None:
+    lows: list[float] = []
+
+    def shortest(low: float, high: float) -> float:
+        lows.append(low)
         return high
 
-    backoff = Backoff(longest, base_s=1, cap_s=10)
-    waits = [backoff.wait_s() for _ in range(6)]
-    assert waits == bounds == [1, 2, 4, 8, 10, 10]
-    backoff.healthy()
-    assert backoff.wait_s() == 1
-    assert backoff.wait_s(at_least_s=30) == 32
+    backoff = Backoff(shortest)
+    for reached, tried_s in attempts:
+        backoff.wait_s(reached=reached, tried_s=tried_s)
+    assert set(lows) == {0.0}
 
 
-@given(st.integers(0, 2**32), st.integers(1, 200))
-def test_a_fleet_spreads_over_the_whole_wait(seed: int, failures: int) -> None:
-    backoff = Backoff(random.Random(seed).uniform, base_s=1, cap_s=60)
-    waits = [backoff.wait_s() for _ in range(failures)]
-    assert all(0 <= wait <= 60 for wait in waits)
-
-
-def test_300_agents_do_not_come_back_in_lockstep() -> None:
+@pytest.mark.parametrize("outage_s", [8, 30, 600])
+def test_300_agents_do_not_come_back_in_lockstep(outage_s: float) -> None:
     chance = random.Random(1)
-    fleet = [Backoff(chance.uniform, base_s=1, cap_s=60) for _ in range(300)]
-    for _ in range(4):
-        times = [one.wait_s() for one in fleet]
-    busiest = max(sum(second <= time < second + 0.1 for time in times) for second in (n / 10 for n in range(80)))
+    back = [back_after_s(Backoff(chance.uniform), outage_s) - outage_s for _ in range(300)]
+    busiest = max(sum(second <= time < second + 0.1 for time in back) for second in (n / 10 for n in range(600)))
     assert busiest < 30
+    assert max(back) > min(60, outage_s) / 2
+
+
+def test_300_agents_that_are_refused_do_not_come_back_in_lockstep() -> None:
+    chance = random.Random(1)
+    fleet = [Backoff(chance.uniform) for _ in range(300)]
+    for _ in range(4):
+        times = [one.wait_s(reached=True) for one in fleet]
+    assert max(sum(second <= time < second + 0.1 for time in times) for second in (n / 10 for n in range(80))) < 30
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

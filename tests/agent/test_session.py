@@ -252,9 +252,56 @@ async def test_a_missing_token_file_is_said_and_tried_again(
     settings = settings_for(control_plane.url, tmp_path, None).model_copy(update={"token_file": token})
     async with speaking(settings):
         await eventually(lambda: f"token_file {token} cannot be read" in caplog.text)
+        assert (
+            "Make a token on the control plane with `llmgw ctl node-token n`, and put it into this file" in caplog.text
+        )
         token.write_text("t")
         await eventually(lambda: control_plane.tokens)
     assert control_plane.tokens[0] == "Bearer t"
+
+
+@pytest.mark.parametrize("content", ["", " \n", "a b", "nt-a\nnt-b", "nt-ä"])
+async def test_a_token_file_that_holds_no_token_is_said(
+    control_plane: ControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    (tmp_path / "token").write_text(content)
+    settings = settings_for(control_plane.url, tmp_path, None).model_copy(update={"token_file": tmp_path / "token"})
+    async with speaking(settings):
+        await eventually(lambda: "does not hold one join token. Make a token on the control plane" in caplog.text)
+    assert control_plane.tokens == []
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1)])
+async def test_a_token_file_that_others_can_read_is_warned_about_once(
+    control_plane: ControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    token.chmod(mode)
+    settings = settings_for(control_plane.url, tmp_path, None).model_copy(update={"token_file": token})
+    async with speaking(settings):
+        for count in (1, 2):
+            await eventually(lambda: len(control_plane.registers) == count)  # noqa: B023 - awaited in the same turn
+            control_plane.cut()
+    assert caplog.text.count(f"token_file {token} can be read by others. Run: chmod 600 {token}") == warned
+
+
+@pytest.mark.timeout(60)
+async def test_a_short_outage_is_over_for_an_agent_within_seconds(tmp_path: Path) -> None:
+    plane = ControlPlane()
+    async with plane.listening():
+        settings = settings_for(plane.url, tmp_path, None)
+        task = asyncio.create_task(Session(settings, Speaker(), healthy_s=0.2).run())
+        await eventually(lambda: plane.heartbeats)
+        await asyncio.sleep(0.3)
+    over = ControlPlane()
+    began = monotonic()
+    await asyncio.sleep(1.5)
+    async with over.listening(plane.port):
+        await eventually(lambda: over.registers, limit_s=10)
+        assert monotonic() - began < 1.5 + 2 + 1
+        task.cancel()
+        await asyncio.wait((task,), timeout=5)
 
 
 def test_a_register_arrives_with_every_field_it_was_sent_with() -> None:
