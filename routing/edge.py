@@ -11,13 +11,21 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from routing import measures
+from routing.answers import LINGER_S
 from routing.client import Client, ClientLeft, Headers
+from routing.openai import Refusal, envelope
 
 STATE_KEY = "llmgw.gateway"
 """Where the gateway stands in the server's lifespan state, once it has started."""
+HEAD_LIMIT_BYTES = 64 * 1024
+"""Of a request's line and headers together. What came in one read with their beginning is not counted."""
+HEAD_S = 30.0
+"""How long a connection may take to say what it wants."""
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -36,7 +44,7 @@ class DirectClient(Client):
 
     direct = True
     more_body = True
-    disconnected = response_complete = False
+    disconnected = response_started = response_complete = False
     body = b""
     _chunked = True
     _waiter: asyncio.Future[None] | None = None
@@ -66,6 +74,8 @@ class DirectClient(Client):
         if self.disconnected:
             raise ClientLeft
         body, self.body = self.body, b""
+        if not self.more_body:
+            self._flow.resume_reading()  # a large last part has paused it, and a client that leaves is read too
         return body, self.more_body
 
     async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
@@ -118,6 +128,7 @@ class DirectClient(Client):
 
     def _head(self, status: int, headers: Headers, close: bool) -> list[bytes]:
         self._waits_to_send = False
+        self.response_started = True
         if close:
             self.keep_alive = False
         parts = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
@@ -146,19 +157,75 @@ class DirectClient(Client):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, which hands each plain POST under /v1/ straight to the gateway."""
+    """uvicorn's protocol for one connection, which hands each plain POST under /v1/ straight to the gateway.
+
+    What uvicorn leaves open is bounded here for every address: how long headers may be and take. What is no HTTP is
+    refused in the shape of all errors. An upgrade that is not followed is a plain request, as RFC 9110 has it: Java's
+    own client asks for h2c with every first request.
+    """
 
     client_side: DirectClient | None = None
+    _in_head = True
+    """Whether the headers of a request are still to come or to end."""
+    _begun_now = False
+    """Whether the request began within the last read."""
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _plain_head: bytes | None = None
+    """The head of a request whose upgrade is not followed, without it."""
+    _discarding = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_overdue)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserError:
+                self._refuse(Refusal("request_malformed", "What was sent is not HTTP/1.1; check the client."))
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._plain_head is None:
+                    self._stop_head_timer()
+                    self.handle_websocket_upgrade()
+                    return
+                data = self._plain_head + data[upgrade.args[0] :]
+                self._plain_head = None
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        if self._in_head:
+            self._bound_head(len(data))
+        elif self.cycle is not None and self.cycle.response_complete:
+            self._start_head_timer()  # what came is no request, and has ended the wait for the next
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._begun_now = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # not of trailers, which would pass for headers
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._stop_head_timer()
         url, parser = self.url, self.parser
+        if parser.should_upgrade() and not self._should_upgrade():
+            self._plain_head = self._without_upgrade()
+            return
         gateway: Gateway | None = self.app_state.get(STATE_KEY)
         if (
             gateway is None
             or not url.startswith(b"/v1/")
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
-            or parser.should_upgrade()
             or b"%" in url
             or b"#" in url
             or not (self.cycle is None or self.cycle.response_complete)
@@ -176,8 +243,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self.tasks.add(task)
         task.add_done_callback(client.finished)
 
+    def on_message_complete(self) -> None:
+        if self._plain_head is None:
+            super().on_message_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._stop_head_timer()
         if self.client_side is not None and not self.client_side.response_complete:
             self.client_side.lost()
 
@@ -185,3 +257,64 @@ class GatewayProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self.client_side is not None and self.client_side.on_drained is not None:
             self.client_side.on_drained()
+
+    # --- upgrades ----------------------------------------------------------------------------------------------------
+    def _should_upgrade(self) -> bool:
+        return bool(self.parser.get_method() == b"GET" and super()._should_upgrade())
+
+    def _without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise ValueError("nothing is tunnelled here")  # to the parser, this is not HTTP
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [each for each in value.split(b",") if each.strip().lower() in (b"close", b"keep-alive")]
+                value = b",".join(kept)
+            if name != b"upgrade" and value:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join((*lines, b"", b""))
+
+    # --- bounds ------------------------------------------------------------------------------------------------------
+    def _bound_head(self, size: int) -> None:
+        self._start_head_timer()
+        if self._begun_now:
+            self._begun_now, self._head_bytes = False, 1
+            return
+        self._head_bytes += size
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            text = f"The request's line and headers are longer than {HEAD_LIMIT_BYTES:,} bytes; send less in them."
+            self._refuse(Refusal("headers_too_large", text))
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_overdue)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_head_timer()  # an answer is on its way; the next request may take as long
+        elif self._in_head and self._head_bytes:
+            self._refuse(Refusal("headers_too_slow", f"No whole request came within {HEAD_S:g} s; send it again."))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer, and end the connection. Nothing may stand within, or in the place of, another request's answer."""
+        measures.ERRORS.of(refusal.code).value += 1
+        cycle = self.cycle
+        running = cycle is not None and not cycle.response_complete
+        if running and (self.pipeline or cycle.response_started or not cycle.more_body):
+            self.transport.close()
+            return
+        body = envelope(refusal)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(_STATUS[refusal.kind.status] + head + body)
+        self._discarding = True  # closed with bytes unread, the answer might never be seen
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.abort)

@@ -43,6 +43,9 @@ class Kind:
 
 
 ERRORS: dict[str, Kind] = {
+    "request_malformed": Kind(400, "invalid_request_error"),
+    "headers_too_large": Kind(431, "invalid_request_error"),
+    "headers_too_slow": Kind(408, "invalid_request_error"),
     "body_invalid": Kind(400, "invalid_request_error"),
     "encoding_unsupported": Kind(415, "invalid_request_error"),
     "body_too_large": Kind(413, "invalid_request_error"),
