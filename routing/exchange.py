@@ -309,7 +309,7 @@ class Exchange:
                 project=grant.project_id,
                 key=grant.key_id,
                 user=grant.user_id,
-                route=route if route != "other" else self.path[:60],
+                route=self.path[:60] if route == "other" and self.path.isprintable() else route,
                 model=model,
                 replica=target.replica if target is not None else "",
                 node=target.node if target is not None else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import DataError, IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
 from catalog.models import Model
@@ -22,6 +23,10 @@ from routing.journal import Record
 from routing.table import Contents, Failing
 from tenants.models import Key, Project, Usage, User
 
+log = logging.getLogger(__name__)
+
+UNFIT = (DataError, OverflowError)
+"""What the database, or the library in front of it, says of a value that no column takes."""
 LOADS_KEPT = timedelta(minutes=10)
 """Load rows of gateways that are gone are removed after this."""
 
@@ -79,10 +84,10 @@ class DjangoStore:
         try:
             with transaction.atomic():
                 _insert(records)
-        except IntegrityError:
-            # A project, key or person was deleted meanwhile; what was used stays counted without them.
-            with transaction.atomic():
-                _insert(_without_the_gone(records))
+        except (IntegrityError, *UNFIT):
+            # A project, key or person was deleted meanwhile: what was used stays counted without them. Or a record
+            # does not fit any column, and must not keep all others out for ever.
+            _insert_what_fits(records)
 
     def save_key_use(self, used: dict[int, float]) -> None:
         """When each key was last used, epoch seconds."""
@@ -171,6 +176,19 @@ def _insert(records: Sequence[Record]) -> None:
             cursor.executemany(_MANY, groups)
         if rows[whole:]:
             cursor.executemany(_ONE, rows[whole:])
+
+
+def _insert_what_fits(records: Sequence[Record]) -> None:
+    try:
+        with transaction.atomic():
+            _insert(_without_the_gone(records))
+    except UNFIT as error:
+        if len(records) == 1:
+            log.error("The store cannot hold the usage of this request (%s), which is left out: %r", error, records[0])
+            return
+        middle = len(records) // 2
+        _insert_what_fits(records[:middle])
+        _insert_what_fits(records[middle:])
 
 
 def _without_the_gone(records: Iterable[Record]) -> list[Record]:

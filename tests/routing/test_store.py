@@ -112,3 +112,17 @@ def test_load_rows_are_replaced_forgotten_and_cleared_after_gateways_that_died()
     assert ReplicaLoad.objects.count() == 2
     store.forget_loads("g")
     assert not ReplicaLoad.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_record_that_no_column_takes_is_left_out_and_keeps_no_other_out(
+    project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [record(number, project=project.pk) for number in range(2 * AT_ONCE)]
+    rows[30] = record(30, project=project.pk, prompt_tokens=2**70)
+    rows[77] = record(77, project=999, completion_tokens=-(2**70))
+    DjangoStore().save_usage(rows)
+    assert Usage.objects.count() == len(rows) - 2
+    assert caplog.text.count("is left out") == 2
+    assert "req-30" in caplog.text
+    assert "req-77" in caplog.text
