@@ -61,7 +61,8 @@ def _headers(exchange: Exchange, connection: Connection) -> tuple[Headers, bytes
 async def _whole(exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None) -> None:
     body = connection.take()
     while not connection.ended and len(body) <= HOLD_BYTES:
-        exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+        if body:
+            exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
         if await connection.more():
             body += connection.take()
     if exchange.first_byte_at is None:
@@ -85,7 +86,7 @@ async def _pass(
     exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None, first: bytes
 ) -> None:
     """An answer too long to hold, or of another kind: on its way as it comes."""
-    if not first and await _next(exchange, connection):
+    if not first and await connection.more():
         first = connection.take()
     if exchange.first_byte_at is None:
         exchange.first_byte_at = time.monotonic()
@@ -111,7 +112,7 @@ async def _pass(
 
 async def _stream(exchange: Exchange, connection: Connection, headers: Headers) -> None:
     stream = Stream(removing=exchange.add_usage)
-    await _next(exchange, connection)
+    await connection.more()  # still within the limit for the first byte: a head often comes before the prompt is read
     exchange.first_byte_at = time.monotonic()
     exchange.answering = True
     headers += answers.NO_BUFFER

@@ -447,6 +447,30 @@ async def test_an_engine_that_falls_silent_mid_stream_is_cut_off(start: Start, e
         assert record.status == 504
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        mock_engine.STREAM_HEAD,
+        mock_engine.STREAM_HEAD.replace(b"text/event-stream", b"application/json"),
+        mock_engine.STREAM_HEAD.replace(b"text/event-stream", b"audio/wav"),
+    ],
+)
+async def test_a_head_sent_before_the_prompt_is_read_does_not_shorten_the_limit_of_the_first_byte(
+    start: Start, engine: MockEngine, head: bytes
+) -> None:
+    async def thinks(connection: Any, seen: Seen) -> None:
+        connection.transport.write(head)
+        await asyncio.sleep(0.6)
+        connection.transport.write(chunk(b"{}") + b"0\r\n\r\n")
+
+    engine.behaviour = thinks
+    async with start(contents(endpoint(engine.port)), idle_timeout_s=0.2, first_byte_timeout_s=5) as gateway:
+        assert (await gateway.chat({"stream": True})).text == "{}"
+    async with start(contents(endpoint(engine.port)), idle_timeout_s=5, first_byte_timeout_s=0.2) as gateway:
+        response = await gateway.chat({"stream": True})
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_silent")
+
+
 # --- the store -------------------------------------------------------------------------------------------------------
 async def test_a_revoked_key_and_a_new_endpoint_take_effect_within_a_second(start: Start, engine: MockEngine) -> None:
     store = MemoryStore(contents(endpoint(engine.port)))
