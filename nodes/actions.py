@@ -142,7 +142,10 @@ def make_node(*, name: str, actor: Actor) -> tuple[Node, str]:
     secret = new_secret("nt")
     node, made = Node.objects.get_or_create(name=name, defaults={"token_digest": secret.digest})
     if not made:
-        raise NodeExists(f"There is a node {name} already; choose another name.")
+        raise NodeExists(
+            f"There is a node {name} already; choose another name, or renew its token: "
+            f"llmgw ctl node-token {name} --renew"
+        )
     audit.record(actor, "make node", name)
     timeline.note("made", f"node {name} may join", at=timezone.now(), node=name)
     return node, secret.text

@@ -76,6 +76,18 @@ class NodeDetail(generics.RetrieveAPIView[Node], OperatorView):
         return Node.objects.all()
 
 
+class NodeToken(OperatorView):
+    @extend_schema(
+        request=None,
+        responses={201: inline_serializer("JoinToken", {"token": serializers.CharField(help_text="Shown once.")})},
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        """A new join token for a node, shown nowhere else; the old one is void from its next connection on."""
+        node = one(Node.objects.all(), pk=pk)
+        token = actions.renew_join_token(node=node, actor=actor(request))
+        return Response({"token": token}, status=status.HTTP_201_CREATED)
+
+
 class NodeCordon(OperatorView):
     @extend_schema(request=None, responses=NodeSerializer)
     def post(self, request: Request, pk: str) -> Response:
@@ -205,6 +217,7 @@ urlpatterns = [
     path("summary", CurrentSummary.as_view(), name="api-summary"),
     path("nodes", Nodes.as_view(), name="api-nodes"),
     path("nodes/<str:pk>", NodeDetail.as_view(), name="api-node"),
+    path("nodes/<str:pk>/token", NodeToken.as_view(), name="api-node-token"),
     path("nodes/<str:pk>/cordon", NodeCordon.as_view(), name="api-node-cordon"),
     path("nodes/<str:pk>/uncordon", NodeUncordon.as_view(), name="api-node-uncordon"),
     path("replicas", Replicas.as_view(), name="api-replicas"),

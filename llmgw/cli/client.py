@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import httpx
@@ -24,6 +24,12 @@ UNASKED = 2
 DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0
 CTL_FILE = "ctl.json"
+_NAMED = {
+    "nodes": ("node", "llmgw ctl nodes"),
+    "catalog/versions": ("catalog version", "llmgw ctl models versions"),
+    "keys": ("key", "llmgw ctl keys list"),
+}
+"""Paths under which records have names: what such a record is, and the command that lists them."""
 
 
 class CtlError(Exception):
@@ -142,7 +148,7 @@ class Client:
             raise CtlError(f"{self.server.url} broke off: {error}. Try again.", UNASKED) from None
         if answer.is_success:
             return answer
-        raise _explained(answer, self.server.url)
+        raise _explained(answer, self.server.url, path)
 
     def pages(self, path: str, limit: int, **query: object) -> list[Any]:
         """Up to `limit` records, over as many pages as that takes."""
@@ -157,7 +163,7 @@ class Client:
         return found
 
 
-def _explained(answer: httpx.Response, url: str) -> CtlError:
+def _explained(answer: httpx.Response, url: str, path: str) -> CtlError:
     try:
         error = answer.json()["error"]
         message, problems = str(error["message"]), error.get("problems", [])
@@ -165,7 +171,18 @@ def _explained(answer: httpx.Response, url: str) -> CtlError:
         return _foreign(answer, url)
     if answer.status_code == 401:
         return CtlError(f"{message} Name a valid one with --token-file.", UNASKED)
+    if answer.status_code == 404 and (nothing := _nothing(path)):
+        return CtlError(nothing)
     return CtlError(message, lines=tuple(_problem(problem) for problem in problems))
+
+
+def _nothing(path: str) -> str:
+    """Which record there is not, and where to see those that there are; empty where `path` names none."""
+    for under, (kind, listing) in _NAMED.items():
+        if path.startswith(f"{under}/"):
+            name = unquote(path.removeprefix(f"{under}/").split("/")[0])
+            return f"There is no {kind} {name}. See them: {listing}"
+    return ""
 
 
 def _foreign(answer: httpx.Response, url: str) -> CtlError:

@@ -133,15 +133,23 @@ def _mark(ctx: typer.Context, node: str, action: str, done: str, as_json: bool) 
 
 
 @app.command("node-token")
-def node_token(ctx: typer.Context, name: str, json: Json = False) -> None:
-    """Let a new machine join: make the node and print its join token, once."""
+def node_token(
+    ctx: typer.Context,
+    name: str,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="A new token for a node that there is; the old one is void.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Let a machine join: make the node, or renew its token, and print the join token, once."""
+    path, body = (f"nodes/{quote(name, safe='')}/token", None) if renew else ("nodes", {"name": name})
     with _server(ctx) as server:
-        _show(server.send("POST", "nodes", {"name": name}), json, _print_join_token)
+        _show(server.send("POST", path, body), json, lambda made: _print_join_token(made, name))
 
 
-def _print_join_token(made: Any) -> None:
-    print(made["join_token"])
-    _aside(f"This is the join token of {made['node']['name']}; it is not shown again. Keep it in a 0600 file there.")
+def _print_join_token(made: Any, node: str) -> None:
+    print(made.get("token") or made["join_token"])
+    _aside(f"This is the join token of {node}; it is not shown again. Keep it in a 0600 file there.")
 
 
 # --- the catalog -----------------------------------------------------------------------------------------------------

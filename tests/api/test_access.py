@@ -48,6 +48,7 @@ ROUTES = {
     "api-summary": Route("summary", read=HIDDEN),
     "api-nodes": Route("nodes", read=HIDDEN, write=HIDDEN, body='{"name": "x"}'),
     "api-node": Route("nodes/box", read=HIDDEN),
+    "api-node-token": Route("nodes/box/token", write=HIDDEN),
     "api-node-cordon": Route("nodes/box/cordon", write=HIDDEN),
     "api-node-uncordon": Route("nodes/box/uncordon", write=HIDDEN),
     "api-replicas": Route("replicas", read=HIDDEN),

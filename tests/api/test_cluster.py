@@ -6,10 +6,11 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from nodes import snapshot
+from nodes import actions, snapshot
 from nodes.models import Event, Node
 from nodes.summary import Summary
 from tenants.keys import digest
+from tenants.models import AuditEntry
 from tests import factories
 from tests.api.cast import World, client
 
@@ -29,8 +30,24 @@ def test_a_node_is_made_with_a_join_token_shown_once(asks: Client) -> None:
     again = asks.post("/api/v1/nodes", {"name": "gpu1.rack"}, content_type="application/json")
     assert (again.status_code, again.json()["error"]["fields"]["name"]) == (
         409,
-        ["There is a node gpu1.rack already; choose another name."],
+        [
+            "There is a node gpu1.rack already; choose another name, or renew its token: "
+            "llmgw ctl node-token gpu1.rack --renew"
+        ],
     )
+
+
+def test_a_renewed_join_token_is_shown_once_and_voids_the_old_one(asks: Client) -> None:
+    old = asks.post("/api/v1/nodes", {"name": "box"}, content_type="application/json").json()["join_token"]
+    answer = asks.post("/api/v1/nodes/box/token")
+    assert (answer.status_code, list(answer.json())) == (201, ["token"])
+    new = answer.json()["token"]
+    assert actions.node_of_token(old) is None
+    assert actions.node_of_token(new) == Node.objects.get()
+    assert new not in asks.get("/api/v1/nodes/box").content.decode()
+    entry = AuditEntry.objects.get(action="renew join token")
+    assert (entry.target, entry.actor_name, new in str(entry.__dict__)) == ("box", "root", False)
+    assert asks.post("/api/v1/nodes/gone/token").status_code == 404
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "ä", "x" * 121])

@@ -21,6 +21,7 @@ from catalog import yaml_io
 from catalog.defaults import default_catalog
 from catalog.models import Model
 from llmgw.cli.main import app
+from nodes import actions as node_actions
 from nodes.models import Event
 from nodes.snapshot import current_summary
 from tenants import actions
@@ -107,8 +108,40 @@ def test_a_node_is_let_in_cordoned_and_uncordoned(llmgw: Ctl) -> None:
     assert "llmgw ctl uncordon gpu1" in llmgw("ctl", "cordon", "gpu1").stdout
     assert json.loads(llmgw("ctl", "uncordon", "gpu1", "--json").stdout)["cordoned_at"] is None
     assert AuditEntry.objects.get(action="cordon node").via == "cli"
-    gone = llmgw("ctl", "cordon", "gone/../x")
-    assert (gone.exit_code, gone.stdout) == (1, "")
+
+
+def test_a_join_token_is_renewed_only_when_asked_to(llmgw: Ctl) -> None:
+    old = llmgw("ctl", "node-token", "gpu1").stdout.strip()
+    again = llmgw("ctl", "node-token", "gpu1")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "llmgw ctl node-token gpu1 --renew" in again.stderr
+    assert node_actions.node_of_token(old)
+    renewed = llmgw("ctl", "node-token", "gpu1", "--renew")
+    new = renewed.stdout.strip()
+    assert (renewed.exit_code, node_actions.node_of_token(old)) == (0, None)
+    assert node_actions.node_of_token(new)
+    assert "join token of gpu1; it is not shown again" in renewed.stderr
+    assert AuditEntry.objects.get(action="renew join token").via == "cli"
+    told = json.loads(llmgw("ctl", "node-token", "gpu1", "--renew", "--json").stdout)
+    assert node_actions.node_of_token(told["token"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("cordon", "nope"), "There is no node nope. See them: llmgw ctl nodes"),
+        (("uncordon", "nope"), "There is no node nope. See them: llmgw ctl nodes"),
+        (("cordon", "gone/../x"), "There is no node gone/../x. See them: llmgw ctl nodes"),
+        (("node-token", "nope", "--renew"), "There is no node nope. See them: llmgw ctl nodes"),
+        (("models", "rollback", "99"), "There is no catalog version 99. See them: llmgw ctl models versions"),
+        (("keys", "revoke", "99"), "There is no key 99. See them: llmgw ctl keys list"),
+    ],
+)
+def test_what_is_not_there_is_named_with_the_command_that_lists_what_is(
+    llmgw: Ctl, words: tuple[str, ...], says: str
+) -> None:
+    done = llmgw("ctl", *words)
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"llmgw: {says}\n")
 
 
 # --- catalog ---------------------------------------------------------------------------------------------------------
