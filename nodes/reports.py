@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from agent import protocol
 from llmgw.core import doorbell
 from nodes import commands, timeline
-from nodes.models import Replica, Shard, Wanted
+from nodes.models import Event, Replica, Shard, Wanted
 from nodes.poke import poke
 from nodes.state import replica_state
 
@@ -19,13 +19,21 @@ log = logging.getLogger(__name__)
 
 OVER = (*protocol.ENDED, "stopping")
 """States of a shard that nobody needs to know again."""
+NOTED_EVERY = timedelta(minutes=10)
+"""How often the timeline says of a node and a replica that the one reports what is not its own."""
 
 
 def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) -> bool:
-    """Write one shard's state down. False when no row is known for a shard that runs: its agent must register."""
+    """Write one shard's state down. False when no row is known for a shard that runs: its agent must register.
+
+    A node speaks for its own shards only: what it tells of another's replica is refused, and it is told to stop it.
+    """
     rows = Shard.objects.filter(replica=status.replica, rank=status.rank, node=node)
     shard = rows.select_related("replica").first()
     if shard is None:
+        if Replica.objects.filter(pk=status.replica).exists():
+            _refuse(node, status, now)
+            return True
         return status.state in OVER
     moved = shard.port != status.port
     shard.state, shard.port, shard.pid, shard.changed_at = status.state, status.port, status.pid, now
@@ -58,26 +66,28 @@ def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
 
 
 def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> None:
-    """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are ended."""
+    """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are ended.
+
+    Rows are made for replicas that the store does not know, and for no others: a node adds nothing to those of others.
+    """
     told: set[tuple[str, int]] = set()
+    adopted: set[str] = set()
     for each in running:
         spec, status = each.spec, each.status
         told.add((spec.replica, spec.rank))
-        shard = Shard.objects.filter(replica=spec.replica, rank=spec.rank).select_related("replica").first()
-        if shard is None:
-            if status.state in OVER:
-                continue
-            shard = _adopt(node, spec, now)
-        if status.state not in OVER and (shard.node_id != node or shard.replica.wanted == Wanted.STOP):
-            _stop_again(node, spec, now)
+        shard = Shard.objects.filter(replica=spec.replica, rank=spec.rank, node=node).select_related("replica").first()
+        if shard is None and status.state not in OVER:
+            shard = _adopt(node, spec, now, adopted)
+        if shard and status.state not in OVER and shard.replica.wanted == Wanted.STOP:
+            _stop_again(node, spec.replica, spec.rank, now)
         observe(node, status, "", now)
     for shard in Shard.objects.filter(node=node).select_related("replica"):
         if (shard.replica_id, shard.rank) not in told:
             _gone(node, shard, now)
 
 
-def _adopt(node: str, spec: protocol.ShardSpec, now: datetime) -> Shard:
-    """Rows for a shard that runs and that the store does not know."""
+def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]) -> Shard | None:
+    """Rows for a shard that runs, if the store does not know its replica, or learned of it in this very register."""
     replica, made = Replica.objects.get_or_create(
         name=spec.replica,
         defaults={
@@ -95,15 +105,35 @@ def _adopt(node: str, spec: protocol.ShardSpec, now: datetime) -> Shard:
     if made:
         text = f"replica {replica.name} of {replica.model} was found running on node {node}, and is kept"
         timeline.note("adopted", text, at=now, model=replica.model, replica=replica.name, node=node)
+        adopted.add(replica.name)
+    elif replica.name not in adopted:
+        return None
     return Shard.objects.create(
         replica=replica, rank=spec.rank, node_id=node, gpus=list(spec.gpus), cores=spec.cores, changed_at=now
     )
 
 
-def _stop_again(node: str, spec: protocol.ShardSpec, now: datetime) -> None:
+def _stop_again(node: str, replica: str, rank: int, now: datetime) -> None:
     """A shard that is not to run is still there: its agent is told, unless it is being told already."""
-    if not commands.unanswered(spec.replica, "stop_shard").filter(node=node).exists():
-        commands.store(node=node, body=protocol.StopShard(replica=spec.replica, rank=spec.rank), now=now)
+    if not commands.unanswered(replica, "stop_shard").filter(node=node).exists():
+        commands.store(node=node, body=protocol.StopShard(replica=replica, rank=rank), now=now)
+
+
+def _refuse(node: str, status: protocol.ShardState, now: datetime) -> None:
+    """A shard that the store knows to be elsewhere, or not at all: nothing of its replica changes."""
+    if status.state in ("stopping", "stopped"):
+        return  # as it was told to
+    if status.state not in OVER:
+        _stop_again(node, status.replica, status.rank, now)
+    noted = Event.objects.filter(kind="refused", replica=status.replica, node=node, at__gt=now - NOTED_EVERY)
+    if noted.exists():
+        return
+    owner = Shard.objects.filter(replica=status.replica, rank=status.rank).values_list("node", flat=True).first()
+    whose = f"is node {owner}'s" if owner else f"has no rank {status.rank} there"
+    text = f"node {node} reports rank {status.rank} of replica {status.replica}, which {whose}; it is not listened to"
+    if status.state not in OVER:
+        text += ", and told to stop it"
+    timeline.note("refused", text, at=now, replica=status.replica, node=node)
 
 
 def _gone(node: str, shard: Shard, now: datetime) -> None:

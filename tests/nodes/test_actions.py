@@ -14,7 +14,7 @@ from llmgw.core import lease
 from llmgw.core.models import Lease, Revision, Secret
 from nodes import actions, commands, passes, poke, reconcile, snapshot, tasks
 from nodes.engine_keys import SECRET_NAME, engine_key
-from nodes.models import Command, Event, ModelStatus, Node, Replica
+from nodes.models import Command, Event, ModelStatus, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tenants.models import AuditEntry
 from tests.factories import make_model, make_node, make_replica
@@ -137,11 +137,17 @@ def register(node: Node, *shards: protocol.Running) -> None:
     )
 
 
-def running(replica: str, state: protocol.State = "ready") -> protocol.Running:
+def running(replica: str, state: protocol.State = "ready", rank: int = 0, port: int = 9000) -> protocol.Running:
     spec = protocol.ShardSpec(
-        replica=replica, model="smollm2", profile="cpu", profile_digest="d" * 64, engine="llamacpp", source="x"
+        replica=replica,
+        rank=rank,
+        model="smollm2",
+        profile="cpu",
+        profile_digest="d" * 64,
+        engine="llamacpp",
+        source="x",
     )
-    return protocol.Running(spec=spec, status=protocol.ShardState(replica=replica, state=state, port=9000))
+    return protocol.Running(spec=spec, status=protocol.ShardState(replica=replica, rank=rank, state=state, port=port))
 
 
 def test_what_was_to_stop_and_still_runs_is_told_once_more() -> None:
@@ -165,6 +171,65 @@ def test_a_replica_that_another_node_has_is_stopped_here() -> None:
     register(two, running(replica.name))
     assert Command.objects.get().node == two
     assert replica.shards.get().node_id == "one"
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+@pytest.mark.parametrize("state", ["fetching", "loading", "ready", "failed", "stopping", "stopped"])
+@pytest.mark.parametrize("by", ["register", "status", "heartbeat"])
+def test_a_node_changes_and_adds_nothing_of_a_replica_that_another_node_has(
+    by: str, state: protocol.State, rank: int
+) -> None:
+    replica = make_replica(node=make_node("one"))
+    two = make_node("two", connection="c")
+    before = (list(Shard.objects.values()), list(Replica.objects.values()), Revision.current())
+    now = timezone.now()
+    told = running(replica.name, state, rank=rank, port=1234)
+    for _ in range(3):
+        if by == "register":
+            register(two, told)
+        elif by == "status":
+            report = protocol.ShardStatus(status=told.status, tail="lies")
+            assert actions.shard_status(node="two", connection="c", report=report, now=now) == "ok"
+        else:
+            heard = actions.heartbeat(
+                node="two", connection="c", load=protocol.NodeLoad(), changed=(told.status,), now=now
+            )
+            assert heard == "ok"
+    rows = (list(Shard.objects.values()), list(Replica.objects.values()))
+    assert rows == before[:2]
+    assert by == "register" or Revision.current() == before[2]
+    events = list(Event.objects.filter(kind="refused").values_list("node", "replica"))
+    runs = state in ("fetching", "loading", "ready")
+    assert events == ([("two", replica.name)] if runs or state == "failed" else [])
+    stops = [{"type": "stop_shard", "replica": replica.name} | ({"rank": rank} if rank else {})] if runs else []
+    assert [row.body for row in Command.objects.filter(node="two")] == stops
+
+
+def test_a_refused_report_is_said_in_words() -> None:
+    replica = make_replica("r", node=make_node("one"))
+    two = make_node("two")
+    register(two, running(replica.name))
+    assert Event.objects.get(kind="refused").text == (
+        "Node two reports rank 0 of replica r, which is node one's; it is not listened to, and told to stop it"
+    )
+    Event.objects.all().delete()
+    report = protocol.ShardStatus(status=protocol.ShardState(replica="r", rank=3, state="failed"))
+    actions.shard_status(node="two", connection="c", report=report, now=timezone.now())
+    assert Event.objects.get().text == (
+        "Node two reports rank 3 of replica r, which has no rank 3 there; it is not listened to"
+    )
+
+
+def test_a_node_brings_all_ranks_of_a_replica_that_nobody_knows() -> None:
+    node = make_node("one")
+    register(node, running("r"), running("r", rank=1), running("r", rank=1))
+    register(node, running("r"), running("r", rank=1))
+    assert list(Shard.objects.order_by("rank").values_list("rank", "node", "state")) == [
+        (0, "one", "ready"),
+        (1, "one", "ready"),
+    ]
+    assert not Event.objects.filter(kind="refused").exists()
+    assert not Command.objects.exists()
 
 
 def test_what_ended_is_not_taken_for_running() -> None:
