@@ -13,7 +13,7 @@ up: .venv/ready
 	@exec .venv/bin/llmgw up $(ARGS)
 
 test: .venv/dev-ready
-	@sh tests/prepare.sh
+	@sh tests/prepare.sh redis-server postgresql chromium
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
 
@@ -31,6 +31,7 @@ coverage: .venv/dev-ready
 	.venv/bin/coverage report
 
 bench: .venv/bench-ready
+	@sh tests/prepare.sh nginx-light
 	@$(PY) -m tests.bench $(BENCH)
 
 e2e: .venv/dev-ready

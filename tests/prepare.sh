@@ -1,14 +1,18 @@
 #!/bin/sh
-# What the tests use besides Python packages: Redis, PostgreSQL and Chromium from Debian. Installs what is missing
-# when root; otherwise says what to install.
+# Have what tests and benchmarks use besides Python packages. Usage: prepare.sh DEBIAN-PACKAGE...
+# Installs what is missing when root; otherwise says what to install.
 set -eu
+PATH=$PATH:/usr/sbin
 missing=""
-command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
-[ -n "$(ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null)" ] || missing="$missing postgresql"
-command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+for package in "$@"; do
+    case $package in
+    postgresql) [ -n "$(ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null)" ] || missing="$missing $package" ;;
+    *) command -v "${package%-light}" >/dev/null 2>&1 || missing="$missing $package" ;;
+    esac
+done
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "llmgw: the tests need$missing. On Debian, as root: apt-get install -y$missing" >&2
+    echo "llmgw: this needs$missing. On Debian, as root: apt-get install -y$missing" >&2
     exit 2
 fi
 echo "Installing$missing"
