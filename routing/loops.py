@@ -36,6 +36,8 @@ LOADS_AT_LEAST_S = 10.0
 KEY_USE_S = 10.0
 ORPHANS_S = 10.0
 FLUSH_ROUNDS = 5
+SILENT_S = 5.0
+"""A look at the store that takes longer than this is said, as a failed one is."""
 STORE_AWAY = (StoreError, OSError)
 MEANWHILE = {
     "table": "requests are served with what is known",
@@ -98,7 +100,19 @@ class Loops:
                 and now - exchange.started >= WATCH_S / 2
             ):
                 exchange.watcher = asyncio.create_task(exchange.watch_client())
+        self._notice_silence(now)
         self.plane.pools.prune(asyncio.get_running_loop().time())
+
+    def _notice_silence(self, now: float) -> None:
+        """A database that hangs fails nothing, and no more is heard of it than of one that refuses."""
+        confirmed_at = self.plane.confirmed_at
+        if confirmed_at is None or "table" in self._away:
+            return
+        silent_s = now - confirmed_at
+        if silent_s > SILENT_S + self.plane.settings.gateway.poll_s:
+            self._away.add("table")
+            measures.STORE_FAILURES.of("table").value += 1
+            log.warning("The store has been silent for %.0f s; %s", silent_s, MEANWHILE["table"])
 
     async def _follow_table(self) -> None:
         bell = Listener([TABLE])
@@ -186,7 +200,12 @@ class Loops:
             measures.STORE_FAILURES.of(what).value += 1
             if what not in self._away:
                 self._away.add(what)
-                log.warning("The store does not answer (%s: %s); %s", what, _one_line(error), MEANWHILE[what])
+                log.warning(
+                    "The store does not answer (%s: %s); %s",
+                    what,
+                    _one_line(error),
+                    MEANWHILE.get(what, "it is tried again"),
+                )
         except Exception:
             log.exception("A loop of the gateway failed (%s); it goes on", what)
         else:

@@ -7,13 +7,14 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
 from catalog import spec
-from routing import sse
+from routing import loops, sse
 from tests.routing.conftest import Start
 from tests.routing.gateways import (
     CHAT,
@@ -517,6 +518,30 @@ async def test_without_the_store_it_serves_on_what_it_knows_says_so_and_stops_in
         await gateway.records(1)  # what was served meanwhile arrives
         await eventually(lambda: not gateway.gateway.plane.store_away)
         assert (await gateway.chat()).status_code == 200
+
+
+async def test_a_store_that_hangs_without_failing_is_said_to_be_away(
+    start: Start, engine: MockEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "SILENT_S", 0.2)
+    asked, answers = Event(), Event()
+
+    class Hangs(MemoryStore):
+        def revision(self) -> int:
+            if asked.is_set():
+                answers.wait(10)
+            return super().revision()
+
+    try:
+        async with start(Hangs(contents(endpoint(engine.port)))) as gateway:
+            asked.set()
+            await eventually(lambda: gateway.gateway.plane.store_away)
+            assert "llmgw_table_stale 1.0" in (await gateway.http.get("/metrics")).text
+            assert (await gateway.chat()).status_code == 200
+            answers.set()
+            await eventually(lambda: not gateway.gateway.plane.store_away)
+    finally:
+        answers.set()
 
 
 async def test_scraped_load_and_own_requests_are_told_to_the_store(start: Start, engine: MockEngine) -> None:
