@@ -103,7 +103,14 @@ def _database() -> dict[str, object]:
         "PORT": parts.port or "",
         "CONN_HEALTH_CHECKS": True,
         "CONN_MAX_AGE": 60,
-        "OPTIONS": {"connect_timeout": 5},
+        # A host that is gone without a word is noticed in seconds; by default it takes up to two hours.
+        "OPTIONS": {
+            "connect_timeout": 5,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,
+        },
     }
 
 
