@@ -209,8 +209,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = self._begun_now = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # not of trailers, which would pass for headers
-            super().on_header(name, value)
+        if not self._in_head:
+            return  # trailers, which would pass for headers
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
