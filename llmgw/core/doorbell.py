@@ -12,13 +12,17 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import redis
-import redis.asyncio
 from django.conf import settings
 from django.db import transaction
 
 from llmgw.core.models import Revision
+
+if TYPE_CHECKING:
+    import redis
+
+# Redis's client is imported where it is used: it takes a third of a second, and most installations have no Redis.
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +55,21 @@ _client: redis.Redis | None = None
 
 def ring(topic: str) -> None:
     """Wake whoever waits for `topic`, here and (with Redis) elsewhere. Never fails: a lost ring costs one period."""
-    global _client
     _bells.ring(topic)
     if settings.LLMGW.redis.url:
-        try:
-            if _client is None:
-                _client = redis.Redis.from_url(settings.LLMGW.redis.url, socket_timeout=1, socket_connect_timeout=1)
-            _client.publish(PREFIX + topic, b"1")
-        except redis.RedisError as error:
-            log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
+        _publish(topic, settings.LLMGW.redis.url)
+
+
+def _publish(topic: str, url: str) -> None:
+    global _client
+    import redis
+
+    try:
+        if _client is None:
+            _client = redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
+        _client.publish(PREFIX + topic, b"1")
+    except redis.RedisError as error:
+        log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
 
 
 def forget_redis() -> None:
@@ -114,6 +124,8 @@ async def relay_redis() -> None:
     url = settings.LLMGW.redis.url
     if not url:
         return
+    import redis.asyncio
+
     while True:
         try:
             async with redis.asyncio.Redis.from_url(url, socket_connect_timeout=2) as client, client.pubsub() as pubsub:
