@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from typing import Any
 
+# Loading makes a hundred thousand objects that all stay: nothing to collect meanwhile, nor to look through ever after.
+gc.disable()
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
 # Static files are small, and whitenoise hands them over as synchronous iterators.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
@@ -25,6 +28,8 @@ from routing.asgi import Gateway
 django_app: Any = BoundedBodies(get_asgi_application())
 agent_stream: Any = AgentStream.as_asgi()
 gateway = Gateway()
+gc.freeze()
+gc.enable()
 
 
 async def application(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
