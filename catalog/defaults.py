@@ -25,7 +25,11 @@ def default_catalog() -> tuple[Model, ...]:
                     weight=4,
                     # Chat answers the same with embeddings on. An input to embed must fit one physical batch, so that
                     # is as long as a slot's share of the context.
-                    args=("--ctx-size", "8192", "--ubatch-size", "2048", "--embeddings", "--pooling", "mean"),
+                    # The temperature of its makers' examples; at llama.cpp's own so small a model wanders off.
+                    args=(
+                        *("--ctx-size", "8192", "--ubatch-size", "2048", "--embeddings", "--pooling", "mean"),
+                        *("--temp", "0.2", "--top-p", "0.9"),
+                    ),
                 ),
             ),
         ),

@@ -95,6 +95,17 @@ def test_what_llama_server_refuses_ends_the_launcher_with_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_sampling_flags_are_what_requests_get_that_name_nothing(build: Build, smollm2: Path) -> None:
+    port = free_port()
+    flags = ("--temp", "0.25", "--top-p", "0.5", "--top-k", "7", "--min-p", "0.125", "--repeat-penalty", "1.5")
+    with serving(build, "-m", str(smollm2), "--port", str(port), "-c", "512", *flags) as child:
+        wait_for(child, "listening on")
+        settings = httpx.get(f"http://127.0.0.1:{port}/props", trust_env=False).json()["default_generation_settings"]
+    found = settings["params"]
+    names = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
+    assert [round(found[name], 3) for name in names] == [0.25, 0.5, 7, 0.125, 1.5]
+
+
 def test_a_taken_port_and_a_torn_model_are_said(build: Build, smollm2: Path, tmp_path: Path) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
