@@ -118,6 +118,13 @@ def contents(
     )
 
 
+def code(response: httpx.Response) -> str:
+    """The error code of an answer."""
+    found = response.json()["error"]["code"]
+    assert isinstance(found, str)
+    return found
+
+
 def key_of(replica: str) -> str:
     return engine_key(SECRET, replica)
 

@@ -1,41 +1,28 @@
-"""What happens when an engine, a client or the store does not do its part, over a real port and both ways in."""
+"""What happens when an engine does not do its part, over a real port and both ways in."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import replace
-from threading import Event
 from typing import Any
 
-import httpx
 import pytest
 
-from catalog import spec
-from routing import loops, sse
 from tests.routing.conftest import Start
 from tests.routing.gateways import (
     CHAT,
-    KEY,
-    MemoryStore,
     Running,
+    code,
     contents,
     endpoint,
     eventually,
-    grant,
     key_of,
     raw_chat,
 )
 from tests.stubs import mock_engine
-from tests.stubs.mock_engine import DONE, TOKEN, MockEngine, Seen, chunk, usage_event
-
-
-def code(response: httpx.Response) -> str:
-    found = response.json()["error"]["code"]
-    assert isinstance(found, str)
-    return found
+from tests.stubs.mock_engine import TOKEN, MockEngine, Seen, chunk
 
 
 def closed_port() -> int:
@@ -43,201 +30,6 @@ def closed_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# --- streams ---------------------------------------------------------------------------------------------------------
-FRAMINGS: dict[str, list[bytes]] = {
-    "crlf, the blank line in two writes": [
-        TOKEN.replace(b"\n\n", b"\r\n\r"),
-        b"\n",
-        usage_event(1).replace(b"\n\n", b"\r\n\r"),
-        b"\n",
-        b"data: [DONE]\r\n\r\n",
-    ],
-    "no space after data:": [(TOKEN + usage_event(1) + DONE).replace(b"data: ", b"data:")],
-    "everything in one write": [TOKEN * 5 + usage_event(5) + DONE],
-    "comments and a split character": [
-        b": ping\n\n",
-        b'data: {"choices":[{"x":"h\xc3',
-        b'\xa9"}]}\n\n',
-        usage_event(1),
-        DONE,
-    ],
-    "one byte at a time": [bytes([byte]) for byte in TOKEN + usage_event(1) + DONE],
-}
-
-
-@pytest.mark.parametrize("name", list(FRAMINGS))
-async def test_every_framing_passes_unchanged_and_is_counted(gateway: Running, engine: MockEngine, name: str) -> None:
-    engine.behaviour = mock_engine.streams(*FRAMINGS[name], pause_s=0)
-    whole = b"".join(FRAMINGS[name])
-    start = _usage_at(whole)
-    without = whole[:start] + whole[_event_end(whole, start) :]
-    assert (await gateway.chat({"stream": True})).content == without
-    asking = {"stream": True, "stream_options": {"include_usage": True}}
-    assert (await gateway.chat(asking)).content == whole
-    for record in await gateway.records(2):
-        assert (record.estimated, record.prompt_tokens) == (False, 10)
-
-
-def _usage_at(whole: bytes) -> int:
-    return whole.rindex(b"data:", 0, whole.index(b'"usage"'))
-
-
-def _event_end(whole: bytes, start: int) -> int:
-    found = [whole.find(end, start) + len(end) for end in (b"\n\n", b"\r\n\r\n") if whole.find(end, start) >= 0]
-    return min(found)
-
-
-async def test_each_event_arrives_when_the_engine_sends_it(gateway: Running, engine: MockEngine) -> None:
-    loop, last = asyncio.get_running_loop(), 0.0
-    headers = {"authorization": f"Bearer {KEY}"}
-    body = {**CHAT, "stream": True, "max_tokens": 4, "delay": 0.2}
-    gaps = []
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        async for _ in response.aiter_bytes():
-            now = loop.time()
-            gaps.append(now - last)
-            last = now
-    assert sum(gap > 0.15 for gap in gaps[1:]) >= 3
-
-
-async def test_an_engine_that_never_says_usage_is_estimated_and_marked(gateway: Running, engine: MockEngine) -> None:
-    engine.behaviour = mock_engine.streams(TOKEN, TOKEN, DONE)
-    assert (await gateway.chat({"stream": True})).content == TOKEN * 2 + DONE
-    (record,) = await gateway.records()
-    assert record.estimated
-    assert record.completion_tokens == 3
-    assert record.prompt_tokens is not None
-    assert record.prompt_tokens > 0
-
-
-async def test_a_stream_that_breaks_ends_with_one_error_event_and_is_counted(
-    gateway: Running, engine: MockEngine
-) -> None:
-    engine.behaviour = mock_engine.streams(TOKEN, TOKEN, TOKEN[:20], then_close=True)
-    response = await gateway.chat({"stream": True})
-    assert response.status_code == 200
-    head, event = response.text.rsplit("event: error\n", 1)
-    assert head == (TOKEN * 2).decode()  # the half event was never passed
-    assert json.loads(event.removeprefix("data: "))["error"]["code"] == "engine_failed"
-    (record,) = await gateway.records()
-    assert (record.status, record.error_code, record.estimated) == (502, "engine_failed", True)
-    assert record.completion_tokens is not None
-    assert record.completion_tokens >= 2
-
-
-async def test_a_stream_that_breaks_inside_a_passed_event_ends_that_event_first(
-    gateway: Running, engine: MockEngine
-) -> None:
-    engine.behaviour = mock_engine.streams(TOKEN, TOKEN[:20], then_close=True)
-    response = await gateway.chat({"stream": True, "stream_options": {"include_usage": True}})
-    assert response.content.startswith(TOKEN + TOKEN[:20] + b"\n\nevent: error\ndata: ")
-    assert response.content.endswith(b"\n\n")
-
-
-async def test_an_endless_event_is_cut_with_an_error(gateway: Running, engine: MockEngine) -> None:
-    piece = b"a" * (1 << 20)
-    count = sse.EVENT_LIMIT_BYTES // len(piece) + 4
-    engine.behaviour = mock_engine.streams(b"data: ", *[piece] * count, pause_s=0)
-    response = await gateway.chat({"stream": True})
-    assert b"event: error" in response.content[-600:]
-    assert len(response.content) < sse.EVENT_LIMIT_BYTES + 4 * len(piece)
-
-
-async def settled(value: Callable[[], int]) -> int:
-    """What `value()` is once it has not changed for a while."""
-    last = -1
-    for _ in range(50):
-        if (now := value()) == last:
-            return now
-        last = now
-        await asyncio.sleep(0.3)
-    raise AssertionError("it never settled")
-
-
-async def test_a_slow_client_stops_the_read_from_the_engine(gateway: Running, engine: MockEngine) -> None:
-    written = 0
-
-    async def floods(connection: Any, seen: Seen) -> None:
-        nonlocal written
-        connection.transport.write(mock_engine.STREAM_HEAD)
-        big = chunk(b"data: " + b"x" * 60_000 + b"\n\n")
-        while not connection.transport.is_closing() and written < 200_000_000:
-            await connection.can_write.wait()
-            connection.transport.write(big)
-            written += len(big)
-            await asyncio.sleep(0)
-
-    engine.behaviour = floods
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**16)
-    writer.write(raw_chat(json.dumps({**CHAT, "stream": True}).encode()))
-    await reader.readuntil(b"\r\n\r\n")
-    held = await settled(lambda: written)
-    assert held < 40_000_000  # what the kernel's socket buffers hold, on two hops
-    await reader.readexactly(5_000_000)
-    await eventually(lambda: written > held)
-    writer.close()
-    async with asyncio.timeout(5):
-        await engine.requests[0].gone.wait()
-    await gateway.quiet()
-
-
-async def test_a_client_that_takes_nothing_is_let_go_after_the_silence_limit(start: Start, engine: MockEngine) -> None:
-    engine.behaviour = mock_engine.streams(*[b"data: " + b"x" * 500_000 + b"\n\n"] * 100, pause_s=0)
-    async with start(contents(endpoint(engine.port)), idle_timeout_s=0.5) as gateway:
-        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**16)
-        writer.write(raw_chat(json.dumps({**CHAT, "stream": True}).encode()))
-        seen = await engine.next_request()
-        async with asyncio.timeout(5):
-            await seen.gone.wait()
-        (record,) = await gateway.records()
-        assert (record.status, record.error_code) == (499, "client_left")
-        writer.close()
-
-
-# --- clients that leave ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_before_the_first_byte_aborts_the_engines_request(
-    gateway: Running, engine: MockEngine, stream: bool
-) -> None:
-    engine.behaviour = mock_engine.hangs
-    for _ in range(3):
-        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(raw_chat(json.dumps({**CHAT, "stream": stream}).encode()))
-        seen = await engine.next_request()
-        writer.close()
-        async with asyncio.timeout(1):
-            await seen.gone.wait()
-        assert sum(each.open is not None for each in engine.connections) == 0
-    records = await gateway.records(3)
-    assert {(record.status, record.error_code) for record in records} == {(499, "client_left")}
-    assert gateway.gateway.plane.table.targets[0].in_flight == 0
-    engine.behaviour = None
-    assert (await gateway.chat()).status_code == 200
-
-
-async def test_a_client_that_leaves_mid_stream_aborts_it_and_is_counted(gateway: Running, engine: MockEngine) -> None:
-    _, writer = reader_writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(raw_chat(json.dumps({**CHAT, "stream": True, "max_tokens": 1000, "delay": 0.02}).encode()))
-    await reader_writer[0].readuntil(b"hello")
-    seen = await engine.next_request()
-    writer.close()
-    async with asyncio.timeout(1):
-        await seen.gone.wait()
-    (record,) = await gateway.records()
-    assert (record.status, record.estimated) == (499, True)
-    assert record.completion_tokens is not None
-    assert record.completion_tokens >= 1
-
-
-async def test_a_client_that_leaves_while_it_sends_is_forgotten(gateway: Running, engine: MockEngine) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(raw_chat(b"x" * 5000)[:-3000])
-    await eventually(lambda: gateway.gateway.plane.active)
-    writer.close()
-    await gateway.quiet()
-    assert engine.requests == []
 
 
 # --- engines that fail -----------------------------------------------------------------------------------------------
@@ -470,146 +262,3 @@ async def test_a_head_sent_before_the_prompt_is_read_does_not_shorten_the_limit_
     async with start(contents(endpoint(engine.port)), idle_timeout_s=5, first_byte_timeout_s=0.2) as gateway:
         response = await gateway.chat({"stream": True})
         assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_silent")
-
-
-# --- the store -------------------------------------------------------------------------------------------------------
-async def test_a_revoked_key_and_a_new_endpoint_take_effect_within_a_second(start: Start, engine: MockEngine) -> None:
-    store = MemoryStore(contents(endpoint(engine.port)))
-    async with start(store) as gateway:
-        assert (await gateway.chat()).status_code == 200
-        store.change(grants=())
-        await eventually(lambda: not gateway.gateway.plane.table.grants, timeout_s=1)
-        for _ in range(20):
-            assert (await gateway.chat()).status_code == 401  # never let in again
-        async with MockEngine(key=key_of("n-1")) as other:
-            store.change(grants=(grant(),), endpoints=(endpoint(other.port, "n-1", "n"),), models=())
-            await eventually(lambda: not gateway.gateway.plane.table.names)
-            assert (await gateway.chat()).status_code == 404
-
-
-async def test_load_and_health_survive_a_new_table_only_where_nothing_moved(start: Start, engine: MockEngine) -> None:
-    store = MemoryStore(contents(endpoint(engine.port)))
-    async with start(store) as gateway:
-        plane = gateway.gateway.plane
-        (before,) = plane.table.targets
-        store.change(endpoints=(endpoint(engine.port, slots=9),))
-        await eventually(lambda: plane.table.targets[0].weight == 9)
-        assert plane.table.targets[0] is before
-        store.change(endpoints=(endpoint(engine.port + 1),))
-        await eventually(lambda: plane.table.targets[0] is not before)
-
-
-async def test_without_the_store_it_serves_on_what_it_knows_says_so_and_stops_in_time(
-    start: Start, engine: MockEngine
-) -> None:
-    store = MemoryStore(contents(endpoint(engine.port)))
-    async with start(store, stale_for_s=0.6) as gateway:
-        store.away = True
-        await eventually(lambda: gateway.gateway.plane.store_away)
-        assert (await gateway.chat()).status_code == 200
-        assert "llmgw_table_stale 1.0" in (await gateway.http.get("/metrics")).text
-        assert (await gateway.http.get("/ready")).status_code == 200
-        await asyncio.sleep(0.8)
-        response = await gateway.chat()
-        assert (response.status_code, code(response)) == (503, "store_unreachable")
-        assert (await gateway.http.get("/ready")).status_code == 503
-        assert store.usage == {}
-        store.away = False
-        await gateway.records(1)  # what was served meanwhile arrives
-        await eventually(lambda: not gateway.gateway.plane.store_away)
-        assert (await gateway.chat()).status_code == 200
-
-
-async def test_a_store_that_hangs_without_failing_is_said_to_be_away(
-    start: Start, engine: MockEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loops, "SILENT_S", 0.2)
-    asked, answers = Event(), Event()
-
-    class Hangs(MemoryStore):
-        def revision(self) -> int:
-            if asked.is_set():
-                answers.wait(10)
-            return super().revision()
-
-    try:
-        async with start(Hangs(contents(endpoint(engine.port)))) as gateway:
-            asked.set()
-            await eventually(lambda: gateway.gateway.plane.store_away)
-            assert "llmgw_table_stale 1.0" in (await gateway.http.get("/metrics")).text
-            assert (await gateway.chat()).status_code == 200
-            answers.set()
-            await eventually(lambda: not gateway.gateway.plane.store_away)
-    finally:
-        answers.set()
-
-
-async def test_scraped_load_and_own_requests_are_told_to_the_store(start: Start, engine: MockEngine) -> None:
-    async with start(contents(endpoint(engine.port))) as gateway:
-        (target,) = gateway.gateway.plane.table.targets
-        await eventually(lambda: target.running is not None)
-        loops = gateway.gateway.loops
-        assert loops is not None
-        await loops.report_loads()
-        row = gateway.store.loads["m-1"]
-        assert (row.in_flight, row.running, row.waiting, row.kv_used) == (0, 0, 0, None)
-        engine.metrics = b"<html>"
-        await eventually(lambda: target.running is None)  # unknown, not zero
-        await loops.report_loads()
-        assert gateway.store.loads["m-1"].running is None
-        gateway.store.loads.clear()
-        await loops.report_loads()
-        assert gateway.store.loads == {}  # nothing changed, nothing written
-
-
-async def test_a_drained_replicas_requests_are_told_each_time_until_it_is_gone(
-    start: Start, engine: MockEngine
-) -> None:
-    async with start(contents(endpoint(engine.port))) as gateway:
-        loops = gateway.gateway.loops
-        assert loops is not None
-        gateway.store.change(endpoints=(endpoint(engine.port, draining=True),))
-        await eventually(lambda: bool(gateway.gateway.plane.table.leaving))
-        for _ in range(2):
-            gateway.store.loads.clear()
-            await loops.report_loads()
-            assert gateway.store.loads["m-1"].in_flight == 0
-        gateway.store.change(endpoints=(), models=(spec.Model(name="m"),))
-        await eventually(lambda: not gateway.gateway.plane.table.leaving)
-        gateway.store.loads.clear()
-        await loops.report_loads()
-        assert gateway.store.loads == {}
-
-
-async def test_a_store_that_takes_no_usage_but_answers_is_said_once_and_serving_is_not_called_stale(
-    start: Start, engine: MockEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = MemoryStore(contents(endpoint(engine.port)), full=True)
-    async with start(store) as gateway:
-        with caplog.at_level("INFO"):
-            assert (await gateway.chat()).status_code == 200
-            await eventually(lambda: store.refused >= 3)
-            assert "llmgw_table_stale 0.0" in (await gateway.http.get("/metrics")).text
-            store.full = False
-            await gateway.records(1)
-            await eventually(lambda: "answers again (usage)" in caplog.text)
-        said = [line.message for line in caplog.records if "The store" in line.message]
-        assert len(said) == 2
-        assert "finished requests wait in the journal" in said[0]
-
-
-async def test_stopping_ends_streams_with_an_error_and_loses_no_record(start: Start, engine: MockEngine) -> None:
-    store = MemoryStore(contents(endpoint(engine.port)))
-    async with start(store) as gateway:
-        for _ in range(20):
-            assert (await gateway.chat()).status_code == 200
-        streaming = asyncio.create_task(gateway.chat({"stream": True, "max_tokens": 10_000, "delay": 0.05}))
-        await engine.next_request()
-        await eventually(lambda: len(gateway.gateway.plane.active) == 1)
-        await asyncio.sleep(0.2)
-        await gateway.gateway.stop()
-        response = await streaming
-        assert '"gateway_stopping"' in response.text
-    assert len(store.usage) == 21
-    assert store.key_use.keys() == {1}
-    assert not list((gateway.gateway.settings.data_dir / "journal").iterdir())
