@@ -62,9 +62,7 @@ def _cleaned(part: object) -> object:
         return shown(part)
     if isinstance(part, dict):
         return {shown(key): _cleaned(value) for key, value in part.items()}
-    if isinstance(part, list):
-        return [_cleaned(value) for value in part]
-    if isinstance(part, tuple):
+    if isinstance(part, tuple):  # what messages have for lists
         return tuple(_cleaned(value) for value in part)
     if isinstance(part, int) and abs(part) > LARGEST:
         raise Unfit("a number has more than 63 bits")
