@@ -14,7 +14,7 @@ CHUNK_BYTES = 1024 * 1024
 def write_private(path: Path, content: bytes) -> None:
     """Write `path` whole, readable by its owner only from the first byte on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.writing")
+    scratch = path.with_name(f".{path.name}.writing.{os.getpid()}")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -182,21 +183,19 @@ class Journal:
         del self._memory[: len(records)]
 
 
-class Batch:
+class Batch(Protocol):
     """Records on their way to the store."""
 
-    def records(self) -> list[Record]:
-        raise NotImplementedError
+    def records(self) -> list[Record]: ...
 
     def done(self) -> None:
         """The store has committed them."""
-        raise NotImplementedError
 
     def give_up(self) -> None:
         """The store did not take them: leave them for another time."""
 
 
-class Segment(Batch):
+class Segment:
     def __init__(self, owner: Journal | None, handle: int, path: Path) -> None:
         self.owner, self.handle, self.path = owner, handle, path
 
@@ -227,7 +226,7 @@ class Segment(Batch):
             os.close(self.handle)
 
 
-class Memory(Batch):
+class Memory:
     def __init__(self, owner: Journal, kept: tuple[Record, ...]) -> None:
         self.owner, self.kept = owner, kept
 
@@ -236,6 +235,9 @@ class Memory(Batch):
 
     def done(self) -> None:
         self.owner._written(self.kept)
+
+    def give_up(self) -> None:
+        """They stay where they are."""
 
 
 def _size(path: Path) -> int | None:

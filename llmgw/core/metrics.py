@@ -82,9 +82,6 @@ class Family(Collector, Generic[T]):
     def series(self) -> list[tuple[tuple[str, ...], T]]:
         return list(self._series.items())
 
-    def collect(self) -> Iterable[Metric]:
-        raise NotImplementedError
-
 
 class Counter(Family[Cell]):
     """Grows only. Its name ends in `_total`."""

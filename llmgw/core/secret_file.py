@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from agent.files import write_private
+
 
 def read_or_make(path: Path) -> str:
     """The text in `path`, or 256 fresh random bits written there first. Safe when two processes start at once."""
@@ -24,11 +26,4 @@ def read_or_make(path: Path) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write `text` to `path`, readable by its owner only from the first byte on."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.writing.{os.getpid()}")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    write_private(path, text.encode())

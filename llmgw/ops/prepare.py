@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,7 +199,3 @@ def _without_password(url: str) -> str:
     from llmgw.core.logs import redact
 
     return redact(url)
-
-
-if __name__ == "__main__":
-    sys.exit(migrate(None))

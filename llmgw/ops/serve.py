@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from pathlib import Path
 
 ROLES = {
@@ -104,7 +103,3 @@ def _celery(role: str) -> int:
         extra = ["--beat"] if os.environ.get("LLMGW_WORKER_BEAT") == "1" else []
         app.worker_main(["--quiet", "worker", "--pool", "threads", "--concurrency", "4", *quiet, *extra, *common])
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1]))

@@ -61,7 +61,6 @@ class Parts:
     """The processes of this `up`, started, watched and stopped together."""
 
     all: list[Part]
-    stopping: bool = False
     changed: Callable[[], None] = field(default=lambda: None)
 
     def start(self, part: Part) -> None:
@@ -93,7 +92,6 @@ class Parts:
 
     def stop(self) -> None:
         """The agent with its engines first, while its control plane still listens; then the rest."""
-        self.stopping = True
         for wave in ([p for p in self.all if p.name == "agent"], [p for p in self.all if p.name != "agent"]):
             self._stop(wave)
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import routing
 from llmgw.core import metrics
-from llmgw.core.metrics import OTHER, Computed, Counter, Family, Gauge, Histogram
+from llmgw.core.metrics import OTHER, Computed, Counter, Gauge, Histogram
 from tests.routing.gateways import Running
 
 
@@ -100,9 +100,3 @@ def test_each_kind_is_shown_as_prometheus_wants_it(fresh: str) -> None:
         f'{fresh}_computed{{name="x"}} 2.0',
     ):
         assert line in text
-
-
-def test_a_family_alone_has_nothing_to_show() -> None:
-    family = object.__new__(Family)
-    with pytest.raises(NotImplementedError):
-        family.collect()
