@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
 import re
-import time
 from datetime import timedelta
 
 import pytest
@@ -366,7 +366,7 @@ def thousand(root: User) -> None:
 )
 def test_pages_with_a_thousand_rows_are_quick(client: Client, url: str) -> None:
     client.get(url)
-    assert min(_cpu_ms(client, url) for _ in range(3)) < 150
+    assert _calls(client, url) < 400_000
 
 
 @pytest.mark.usefixtures("thousand")
@@ -392,7 +392,8 @@ def test_a_model_of_many_replicas_shows_some_and_leads_to_all(client: Client) ->
     assert "all 1000" in listed
 
 
-def _cpu_ms(client: Client, url: str) -> float:
-    start = time.process_time()
-    client.get(url)
-    return (time.process_time() - start) * 1000
+def _calls(client: Client, url: str) -> int:
+    """Calls of functions that one answer takes: work without the clock, the same on every machine."""
+    profile = cProfile.Profile()
+    profile.runcall(client.get, url)
+    return sum(entry.callcount for entry in profile.getstats())
