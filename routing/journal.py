@@ -17,6 +17,8 @@ from typing import Protocol
 
 import msgspec
 
+from routing.explain import Explained
+
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 1024 * 1024
@@ -49,6 +51,10 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=F
     queue_ms: float = 0.0
     first_token_ms: float | None = None
     total_ms: float
+    adapter: str = ""
+    cost: int | None = None
+    band: str = ""
+    explained: Explained | None = None
 
 
 _encode = msgspec.json.Encoder().encode

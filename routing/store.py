@@ -140,19 +140,16 @@ def _reconnect() -> None:
 
 _COLUMN_OF = {field.name: str(field.column) for field in Usage._meta.concrete_fields}
 _COLUMNS = tuple(_COLUMN_OF[name] for name in Record.__struct_fields__)
-_FIXED = (("adapter", ""), ("cost", None))
-"""Columns that records do not carry yet."""
 _of_record = attrgetter(*Record.__struct_fields__)
-_AT = Record.__struct_fields__.index("at")
+_AT, _EXPLAINED = (Record.__struct_fields__.index(name) for name in ("at", "explained"))
 AT_ONCE = 50
 """Rows a statement: one call into the database's library for all of them, which leaves the event loop alone."""
 
 
 def _statement(rows: int) -> str:
-    columns = (*_COLUMNS, *(name for name, _ in _FIXED))
-    values = "({})".format(", ".join(["%s"] * len(columns)))
+    values = "({})".format(", ".join(["%s"] * len(_COLUMNS)))
     table = Usage._meta.db_table
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([values] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608  names of our own columns
+    return f"INSERT INTO {table} ({', '.join(_COLUMNS)}) VALUES {', '.join([values] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608  names of our own columns
 
 
 _MANY, _ONE = _statement(AT_ONCE), _statement(1)
@@ -161,11 +158,13 @@ _MANY, _ONE = _statement(AT_ONCE), _statement(1)
 def _insert(records: Sequence[Record]) -> None:
     """Usage rows without model instances, whose making is most of what a bulk_create costs. A request id that is
     there already is left as it is."""
-    moment, fixed = connection.ops.adapt_datetimefield_value, tuple(value for _, value in _FIXED)
+    moment = connection.ops.adapt_datetimefield_value
 
     def values(record: Record) -> list[Any]:
-        row = [*_of_record(record), *fixed]
+        row = list(_of_record(record))
         row[_AT] = moment(datetime.fromtimestamp(record.at, UTC))
+        if record.explained is not None:
+            row[_EXPLAINED] = msgspec.json.encode(record.explained).decode()
         return row
 
     rows = [values(record) for record in records]

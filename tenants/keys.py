@@ -6,6 +6,8 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
+from tenants.limits import Budget, Limit
+
 SECRET_BYTES = 32
 PREFIX_LENGTH = 7
 MAX_LENGTH = 200
@@ -21,7 +23,11 @@ class NewSecret:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one key allows, as the gateway keeps it. `models` None: every published model; times in epoch seconds."""
+    """What one key allows, as the gateway keeps it. Times in epoch seconds.
+
+    `models`: names of models and adapters, None for all. `limits` and `budgets`: of everybody on the key's path,
+    widest first. `band`: its priority band, empty for the model's.
+    """
 
     digest: str
     key_id: int | None
@@ -30,6 +36,9 @@ class Grant:
     user_id: int | None
     models: frozenset[str] | None
     expires_at: float | None
+    limits: tuple[Limit, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    band: str = ""
 
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now

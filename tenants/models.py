@@ -218,7 +218,9 @@ class Usage(models.Model):
     queue_ms = models.FloatField(default=0)
     first_token_ms = models.FloatField(null=True)
     total_ms = models.FloatField()
-    cost = models.DecimalField(max_digits=16, decimal_places=8, null=True)
+    cost = models.BigIntegerField(null=True, help_text="In units of 10^-8 of the currency; none without a price.")
+    band = models.CharField(max_length=20, blank=True)
+    explained = models.JSONField(null=True, help_text="What was decided and why; removed after a while.")
 
     objects = UsageQuerySet.as_manager()
 
