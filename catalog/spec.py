@@ -36,6 +36,11 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class External:
+    """A provider's model. `url`: what stands before `/chat/completions` there. `model`: its name there.
+
+    `api_key_file`: read by each gateway for each request, so that a changed key needs no restart; None: no key.
+    """
+
     url: str
     model: str
     api_key_file: str | None = None

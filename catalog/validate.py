@@ -9,10 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from urllib.parse import urlsplit
 
 from catalog import names, sources, spec
 from catalog.spec import Model, Problem, Profile
+from llmgw.core import addresses
 
 MAX_MODELS = 5000
 MAX_PROBLEMS = 100
@@ -50,10 +50,13 @@ def _validate(models: Sequence[Model]) -> Iterator[Problem]:
 
 
 def notices(models: Sequence[Model]) -> tuple[Problem, ...]:
-    """What is harmless and still worth a word: a model that falls back on itself, or in a circle, or twice."""
+    """What is harmless and still worth a word: a model that falls back on itself, or in a circle, or twice, and an
+    external one that gateways will refuse to reach, or that its key is not safe on the way to."""
     targets = _targets(models)
     found: list[Problem] = []
     for model in models:
+        if model.external:
+            found += [Problem(model.name, "", *remark) for remark in _remarks_on(model.external)]
         steps = [targets[names.fold(name)] for name in model.fallbacks if names.fold(name) in targets]
         if model.name in steps:
             found.append(Problem(model.name, "", "fallbacks", "It falls back on itself, which changes nothing."))
@@ -211,17 +214,28 @@ def _external(model: Model, external: spec.External) -> Iterator[Problem]:
 
 def _url(url: str) -> str | None:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return f"It is not an address: {error}."
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return "Write an address such as https://provider.example/v1."
-    if parts.username is not None or parts.password is not None:
-        return "It holds a user name or password; put the key into a file and name that as api_key_file."
-    if len(url) > sources.MAX_SOURCE or not url.isprintable() or " " in url or parts.query or parts.fragment:
-        return "Write the address alone, without blanks, ? or #."
+        addresses.parse(url)
+    except addresses.AddressError as error:
+        return str(error)
     return None
+
+
+def _remarks_on(external: spec.External) -> Iterator[tuple[str, str]]:
+    """What an external model can be published with and hardly be meant."""
+    try:
+        address = addresses.parse(external.url)
+    except addresses.AddressError:
+        return  # refused
+    inside = addresses.refused(address.host, private=False)
+    if inside is not None and inside != addresses.UNKNOWN:
+        text = f"{address.host} is {inside} address; gateways refuse it"
+        if addresses.refused(address.host, private=True) is None:
+            text += ", unless gateway.external_private is on"
+        yield "external.url", f"{text}."
+    if not address.tls and external.api_key_file is not None:
+        yield "external.url", "The key goes there unencrypted; use https:// where the provider has it."
+    if not address.path:
+        yield "external.url", "It has no path; most providers want one, such as /v1."
 
 
 # --- profiles --------------------------------------------------------------------------------------------------------

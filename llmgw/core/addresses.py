@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 MAX_URL = 1000
 PORTS = {"http": 80, "https": 443}
+UNKNOWN = "an unknown"
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}\Z|[0-9A-Fa-f:.]{2,45}\Z")
 
 
@@ -114,7 +115,7 @@ def refused(address: str, *, private: bool) -> str | None:
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return "an unknown"
+        return UNKNOWN
     if isinstance(found, IPv6Address) and any(found in network for network in _CARRYING_4):
         found = IPv4Address(int(found) & 0xFFFFFFFF)
     if found in _METADATA:

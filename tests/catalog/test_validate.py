@@ -269,6 +269,32 @@ def test_an_external_model_needs_neither_source_nor_profile() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "remark"),
+    [
+        ("https://provider.example/v1", None),
+        ("https://8.8.8.8/v1", None),
+        ("http://provider.example/v1", "The key goes there unencrypted"),
+        ("https://provider.example/", "It has no path"),
+        ("https://10.0.0.5/v1", "10.0.0.5 is a private address; gateways refuse it, unless gateway.external_private"),
+        ("https://[::ffff:127.0.0.1]/v1", "is a loopback address; gateways refuse it, unless"),
+        ("https://169.254.169.254/v1", "169.254.169.254 is a metadata address; gateways refuse it."),
+    ],
+)
+def test_an_external_address_that_is_hardly_meant_is_remarked_on(url: str, remark: str | None) -> None:
+    model = replace(BASE, source="", profiles=(), external=replace(EXTERNAL, url=url))
+    assert texts(model) == []
+    found = [notice.text for notice in notices((model,))]
+    assert len(found) == (remark is not None)
+    assert all(text.startswith(remark) or remark in text for text in found if remark)
+
+
+def test_an_external_address_that_is_refused_gets_no_remark_besides() -> None:
+    model = replace(BASE, source="", profiles=(), external=replace(EXTERNAL, url="ftp://10.0.0.5"))
+    assert notices((model,)) == ()
+    assert notices((replace(model, external=replace(EXTERNAL, url="http://x/v1", api_key_file=None)),)) == ()
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"source": ""}, "source"),
@@ -291,6 +317,8 @@ def test_an_external_model_needs_neither_source_nor_profile() -> None:
         ({"external": replace(EXTERNAL, url="https://u@x"), "profiles": ()}, "external.url"),
         ({"external": replace(EXTERNAL, url="https://x/?a=b"), "profiles": ()}, "external.url"),
         ({"external": replace(EXTERNAL, url="https://x:99999"), "profiles": ()}, "external.url"),
+        ({"external": replace(EXTERNAL, url="https://b\u00fccher.example"), "profiles": ()}, "external.url"),
+        ({"external": replace(EXTERNAL, url="https://x\\\\y/v1"), "profiles": ()}, "external.url"),
         ({"external": replace(EXTERNAL, model=""), "profiles": ()}, "external.model"),
         ({"external": replace(EXTERNAL, api_key_file="sk-123"), "profiles": ()}, "external.api_key_file"),
     ],
