@@ -29,14 +29,27 @@ def environment(command: Command, marks: Mapping[str, str]) -> dict[str, str]:
 
 def look_at_weights(engine: str, path: Path) -> str | None:
     """Why the weights at `path` cannot be served; None when they look well."""
-    head = b""
-    if path.is_file():
-        try:
-            with path.open("rb") as file:
-                head = file.read(4)
-        except OSError as error:
-            return files.sentence(error, f"source: {path} cannot be read")
+    try:
+        head = _head(path)
+    except OSError as error:
+        return files.sentence(error, f"source: {path} cannot be read")
     return validate.weights_refusal(engine, str(path), is_file=path.is_file(), head=head)
+
+
+def look_at_adapter(engine: str, name: str, path: Path) -> str | None:
+    """Why the adapter at `path` cannot be attached; None when it looks well."""
+    try:
+        head = _head(path)
+    except OSError as error:
+        return files.sentence(error, f"adapter {name}: {path} cannot be read")
+    return validate.adapter_refusal(engine, name, str(path), is_file=path.is_file(), head=head)
+
+
+def _head(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 async def wait_for_listener(host: str, port: int, *, limit_s: float) -> None:

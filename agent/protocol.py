@@ -95,6 +95,13 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
+class Adapter(Struct, frozen=True, kw_only=True):
+    """A LoRA adapter of the model. Its place in the list is the number that llama.cpp knows it by."""
+
+    name: str
+    source: str
+
+
 class ShardSpec(Struct, frozen=True, kw_only=True):
     """Everything an agent needs to run one shard; also what it writes beside the pid and sends back on register."""
 
@@ -106,6 +113,9 @@ class ShardSpec(Struct, frozen=True, kw_only=True):
     profile_digest: str
     engine: str
     source: str
+    adapters: tuple[Adapter, ...] = ()
+    max_loaded_adapters: int | None = None
+    """How many adapters the engine holds at most, loaded and unloaded as it runs; None: those above, from its start."""
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     gpus: tuple[str, ...] = ()

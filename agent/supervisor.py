@@ -55,6 +55,7 @@ class Run:
     expected: int = 1
     """How many commands the shard consists of."""
     weights: Path | None = None
+    adapters: list[Path] = field(default_factory=list)
     build: Build | None = None
     port: int | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -290,8 +291,7 @@ class Supervisor:
     # --- preparing -------------------------------------------------------------------------------------------------
     async def _fetch(self, key: Key, run: Run) -> None:
         try:
-            run.weights = await self._weights.ensure(run.shard.spec.source, lambda told: self._progress(key, run, told))
-            reason = await asyncio.to_thread(launching.look_at_weights, run.shard.spec.engine, run.weights)
+            reason = await self._fetch_weights(key, run)
         except FetchError as error:
             reason = str(error)
         if reason:
@@ -299,6 +299,22 @@ class Supervisor:
             return
         run.build = self._installer.held(run.shard.spec.engine, self.host)
         self._feed(key, shards.Fetched(installed=run.build is not None))
+
+    async def _fetch_weights(self, key: Key, run: Run) -> str | None:
+        """The model's file and its adapters', each looked at; why not, if not. Raises FetchError."""
+        spec = run.shard.spec
+        run.weights = await self._weights.ensure(spec.source, lambda told: self._progress(key, run, told))
+        reason = await asyncio.to_thread(launching.look_at_weights, spec.engine, run.weights)
+        for adapter in () if reason else spec.adapters:
+            try:
+                path = await self._weights.ensure(adapter.source, lambda told: self._feed(key, shards.Progressed(told)))
+            except FetchError as error:
+                raise FetchError(f"adapter {adapter.name}: {error}") from None
+            reason = await asyncio.to_thread(launching.look_at_adapter, spec.engine, adapter.name, path)
+            if reason:
+                break
+            run.adapters.append(path)
+        return reason
 
     def _progress(self, key: Key, run: Run, progress: Progress) -> None:
         self._feed(key, shards.Progressed(progress))
@@ -326,7 +342,8 @@ class Supervisor:
                 )
             run.port = port
             assert run.build
-            launch = Launch(build=run.build, weights=str(run.weights), port=port, key=run.key)
+            adapters = tuple(map(str, run.adapters))
+            launch = Launch(build=run.build, weights=str(run.weights), port=port, adapters=adapters, key=run.key)
             commands = ENGINES[run.shard.spec.engine].commands(run.shard.spec, self.host, launch)
             run.expected = len(commands)
             output.begin(run.output)

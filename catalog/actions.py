@@ -187,4 +187,5 @@ def _profile_row(row: Model, position: int, profile: spec.Profile) -> Profile:
         required_memory_gb=profile.required_memory_gb,
         launch_mode=profile.launch_mode,
         capacity_class=profile.capacity_class,
+        max_loaded_adapters=profile.max_loaded_adapters,
     )

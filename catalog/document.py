@@ -48,6 +48,7 @@ PROFILE_KEYS = (
     "required_memory_gb",
     "launch_mode",
     "capacity_class",
+    "max_loaded_adapters",
 )
 MAX_LIST = 6000
 
@@ -142,6 +143,7 @@ class _Reader:
             required_memory_gb=self.maybe_number(entry, "required_memory_gb", at),
             launch_mode=self.text(entry, "launch_mode", at, "mp"),
             capacity_class=self.text(entry, "capacity_class", at, "standard"),
+            max_loaded_adapters=self.maybe_integer(entry, "max_loaded_adapters", at),
         )
 
     def adapter(self, data: object, at: Place) -> spec.Adapter:
@@ -344,6 +346,7 @@ def write_profile(profile: Profile) -> Document:
     if profile.startup_timeout_s != spec.STARTUP_TIMEOUT_S:
         found["startup_timeout"] = write_ms(profile.startup_timeout_s * 1000)
     _put(found, "required_memory_gb", profile.required_memory_gb)
+    _put(found, "max_loaded_adapters", profile.max_loaded_adapters)
     return found
 
 

@@ -80,6 +80,9 @@ class Profile(models.Model):
     required_memory_gb = models.FloatField(null=True, blank=True)
     launch_mode = models.CharField(max_length=5, default="mp")
     capacity_class = models.CharField(max_length=12, default="standard")
+    max_loaded_adapters = models.IntegerField(
+        null=True, blank=True, help_text="Adapters held at once, loaded when asked for. Empty: all, from the start."
+    )
 
     class Meta:
         ordering = ["position", "pk"]
@@ -106,6 +109,7 @@ class Profile(models.Model):
             required_memory_gb=self.required_memory_gb,
             launch_mode=self.launch_mode,
             capacity_class=self.capacity_class,
+            max_loaded_adapters=self.max_loaded_adapters,
         )
 
 

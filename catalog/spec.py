@@ -72,6 +72,8 @@ class Profile:
     required_memory_gb: float | None = None
     launch_mode: str = "mp"
     capacity_class: str = "standard"
+    max_loaded_adapters: int | None = None
+    """Adapters that one replica holds at most, loaded when asked for; None: all of the model's, from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def normalise_profile(profile: Profile) -> Profile:
         gpus_per_node=cards,
         weight=_or(profile.weight, 1),
         startup_timeout_s=_or(profile.startup_timeout_s, STARTUP_TIMEOUT_S),
+        max_loaded_adapters=_or(profile.max_loaded_adapters or 0, 0) or None,
         env=tuple(sorted(profile.env)),
     )
 

@@ -313,6 +313,11 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "launch_mode", _unknown(profile.launch_mode, spec.LAUNCH_MODES)
     if profile.capacity_class not in spec.CAPACITY_CLASSES:
         yield "capacity_class", _unknown(profile.capacity_class, spec.CAPACITY_CLASSES)
+    held = profile.max_loaded_adapters
+    if held is not None and profile.engine == "llamacpp":
+        yield "max_loaded_adapters", "llama.cpp holds all adapters from its start; leave it out."
+    elif held is not None and held > MAX_LIST:
+        yield "max_loaded_adapters", f"{held} is more than {MAX_LIST}."
 
 
 def _command(profile: Profile) -> Iterator[tuple[str, str]]:

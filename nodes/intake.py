@@ -82,7 +82,16 @@ def _check_register(told: protocol.Register) -> None:
                 raise Unfit(f"{name} of a shard is not one line of 1 to {limit} characters")
         if not (0 <= each.spec.rank <= LARGEST_IN_ROWS and 0 <= each.spec.slots <= LARGEST_IN_ROWS):
             raise Unfit(f"rank or slots of replica {each.spec.replica} is out of range")
+        _check_adapters(each.spec)
     _check_states(each.status for each in told.shards)
+
+
+def _check_adapters(told: protocol.ShardSpec) -> None:
+    for adapter in told.adapters:
+        if not (1 <= len(adapter.name) <= 200 and len(adapter.source) <= 1000):
+            raise Unfit(f"an adapter of replica {told.replica} has no name, or too long a name or source")
+    if not 0 <= (told.max_loaded_adapters or 0) <= LARGEST_IN_ROWS:
+        raise Unfit(f"max_loaded_adapters of replica {told.replica} is out of range")
 
 
 def _check_states(told: Iterable[protocol.ShardState]) -> None:

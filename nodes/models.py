@@ -66,6 +66,9 @@ class ReplicaQuerySet(models.QuerySet["Replica"]):
                 state=shard.replica.state,
                 draining=shard.replica.wanted != Wanted.RUN,
                 lost=shard.node.state == NodeState.LOST,
+                adapters=tuple(adapter["name"] for adapter in shard.replica.adapters),
+                adapter_sources=tuple(adapter["source"] for adapter in shard.replica.adapters),
+                max_loaded_adapters=shard.replica.max_loaded_adapters,
             )
             for shard in shards
         )
@@ -80,6 +83,8 @@ class Replica(models.Model):
     profile_digest = models.CharField(max_length=64, help_text="Of model source and profile: a change rolls it.")
     engine = models.CharField(max_length=20)
     weight = models.IntegerField(default=1)
+    adapters = models.JSONField(default=list, help_text="[{name, source}] that it was started with, in order.")
+    max_loaded_adapters = models.IntegerField(null=True)
     wanted = models.CharField(max_length=6, choices=Wanted.choices, default=Wanted.RUN)
     wanted_at = models.DateTimeField(default=timezone.now)
     wanted_why = models.CharField(max_length=400, blank=True)

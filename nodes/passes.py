@@ -87,10 +87,19 @@ def _expire(action: Expired, now: datetime) -> bool:
 def _start(action: Start, now: datetime) -> bool:
     model, profile = action.model, action.profile
     digest = state.profile_digest(model, profile)
+    adapters = tuple(protocol.Adapter(name=each.name, source=each.source) for each in model.adapters)
     fields = {"model": model.name, "profile": profile.name, "profile_digest": digest, "engine": profile.engine}
     times = {"made_at": now, "state_at": now, "wanted_at": now}
     _, made = Replica.objects.get_or_create(
-        name=action.replica, defaults={**fields, **times, "weight": profile.weight, "wanted_why": action.why[:400]}
+        name=action.replica,
+        defaults={
+            **fields,
+            **times,
+            "weight": profile.weight,
+            "max_loaded_adapters": profile.max_loaded_adapters,
+            "adapters": msgspec.to_builtins(adapters),
+            "wanted_why": action.why[:400],
+        },
     )
     if not made:
         return False
@@ -100,6 +109,8 @@ def _start(action: Start, now: datetime) -> bool:
             rank=part.rank,
             **fields,
             source=model.source,
+            adapters=adapters,
+            max_loaded_adapters=profile.max_loaded_adapters,
             args=profile.args,
             env=dict(profile.env),
             gpus=part.gpus,

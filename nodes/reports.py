@@ -96,6 +96,8 @@ def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]
             "profile_digest": spec.profile_digest,
             "engine": spec.engine,
             "weight": spec.slots,
+            "adapters": msgspec.to_builtins(spec.adapters),
+            "max_loaded_adapters": spec.max_loaded_adapters,
             "wanted_at": now,
             "wanted_why": f"found running on node {node}",
             "state_at": now,

@@ -31,6 +31,12 @@ class Endpoint:
     state: str
     draining: bool
     lost: bool
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that it was started with, in the order of llama.cpp's numbers."""
+    adapter_sources: tuple[str, ...] = ()
+    """Where each of them came from."""
+    max_loaded_adapters: int | None = None
+    """How many it holds at most, loaded while it runs; None: those that it was started with."""
 
     @property
     def usable(self) -> bool:
@@ -169,8 +175,12 @@ _UNCHANGING = frozenset(
 
 
 def profile_digest(model: spec.Model, profile: spec.Profile) -> str:
-    """SHA-256 over the model's source and what the profile says about running it."""
+    """SHA-256 over the model's source, what the profile says about running it, and adapters fixed at the start."""
     named = {field.name: getattr(profile, field.name) for field in fields(profile) if field.name not in _UNCHANGING}
+    if profile.max_loaded_adapters is None:
+        del named["max_loaded_adapters"]
+        if model.adapters:
+            named["adapters"] = [[adapter.name, adapter.source] for adapter in model.adapters]
     text = json.dumps({"source": model.source, **named}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

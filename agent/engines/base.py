@@ -33,11 +33,13 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the agent chose for one start. `weights`: the file or directory on this machine."""
+    """What the agent chose for one start. `weights`: the file or directory on this machine; `adapters`: those of the
+    spec's adapters, in its order."""
 
     build: Build
     weights: str
     port: int
+    adapters: tuple[str, ...] = ()
     key: str | None = field(default=None, repr=False)
 
 

@@ -12,6 +12,7 @@ from agent.protocol import ShardSpec
 CONTEXT_PER_SLOT = 4096
 """Tokens of context that a slot gets when the profile names no --ctx-size, which counts all slots together."""
 MAX_CACHE_RAM_MIB = 2048
+CACHE_RAM = ("--cache-ram", "-cram")
 KEY_VARIABLE = "LLAMA_API_KEY"
 
 
@@ -26,12 +27,17 @@ class LlamaCpp:
         argv = [*launch.build.argv, "--model", launch.weights, "--alias", spec.model]
         # Always named: unnamed, the port has changed between releases and the address is the server's choice.
         argv += ["--host", host.address, "--port", str(launch.port)]
+        # Held and not applied; each request says which one it wants. --lora-init-without-apply does apply them.
+        for path in launch.adapters:
+            argv += ["--lora-scaled", f"{path}:0"]
+        # The cache of prompts does not tell adapters apart, and would answer with another one's.
+        cache_mib = 0 if launch.adapters else cache_ram_mib(host)
         defaults: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             (("--parallel", "-np"), (str(slots),)),
             (("--ctx-size", "-c"), (str(slots * CONTEXT_PER_SLOT),)),
             (("--threads", "-t"), (str(threads(host)),)),
             (("--n-gpu-layers", "-ngl", "--gpu-layers"), ("all" if spec.gpus else "0",)),
-            (("--cache-ram", "-cram"), (str(cache_ram_mib(host)),)),
+            (CACHE_RAM, (str(cache_mib),)),
             (("--metrics",), ()),
             (("--offline",), ()),
             (("--no-ui", "--ui", "--no-webui", "--webui"), ()),

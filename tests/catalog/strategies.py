@@ -36,6 +36,7 @@ def profiles(draw: st.DrawFn, name: str) -> spec.Profile:
             required_memory_gb=draw(st.none() | st.floats(0.1, 4000)),
             launch_mode=draw(st.sampled_from(spec.LAUNCH_MODES)),
             capacity_class=draw(st.sampled_from(spec.CAPACITY_CLASSES)),
+            max_loaded_adapters=None if engine == "llamacpp" else draw(st.sampled_from((None, -1, 0, 1, 4))),
         )
     )
 

@@ -232,6 +232,8 @@ def test_the_equation_counts_cards() -> None:
         (CPU, {"required_memory_gb": 0}, "required_memory_gb"),
         (CPU, {"launch_mode": "mpi"}, "launch_mode"),
         (CPU, {"capacity_class": "spott"}, "capacity_class"),
+        (CPU, {"max_loaded_adapters": 1}, "max_loaded_adapters"),
+        (GPU, {"max_loaded_adapters": MAX_LIST + 1}, "max_loaded_adapters"),
         (CPU, {"args": ("--api-key=x",)}, "args"),
         (CPU, {"args": ("a\0b",)}, "args"),
         (CPU, {"args": ("a\ud800",)}, "args"),
