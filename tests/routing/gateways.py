@@ -145,7 +145,7 @@ class Running:
         path = changes.pop("path", "/v1/chat/completions")
         return await self.http.post(path, content=content, headers=headers, **changes)
 
-    async def raw(self, data: bytes, *, until: bytes | None = None, timeout_s: float = 5) -> bytes:
+    async def raw(self, data: bytes, *, until: bytes | None = None, timeout_s: float = 20) -> bytes:
         """Send bytes on a socket of its own; what comes back until `until`, or until the gateway closes it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
@@ -172,7 +172,7 @@ class Running:
         await eventually(lambda: not self.gateway.plane.active)
 
 
-async def eventually(holds: Callable[[], object], timeout_s: float = 5) -> None:
+async def eventually(holds: Callable[[], object], timeout_s: float = 20) -> None:
     """Until `holds()`, looked at often; fails after the limit."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
@@ -231,7 +231,7 @@ async def running(
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, verify=False
+            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False
         ) as http:
             yield Running(gateway, store, port, http, server)
     finally:

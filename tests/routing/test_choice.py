@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.spec import ROUTING_PROFILES
 from routing import ejection, mappings
+from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
 from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, Mapping, mapping_for, read
-from routing.scheduling import choose, load
+from routing.scheduling import REMEMBERED_GONE, Chooser, choose, load, saturated, scores
 
 
 @dataclass(frozen=True)
 class Place:
-    name: str = "a"
+    replica: str = "a"
     weight: int = 1
     running: int | None = 0
     waiting: int | None = 0
@@ -29,6 +32,7 @@ counts = st.none() | st.integers(0, 20)
 places = st.lists(
     st.builds(
         Place,
+        replica=st.integers().map(str),
         weight=st.integers(0, 8),
         running=counts,
         waiting=counts,
@@ -38,7 +42,10 @@ places = st.lists(
     ),
     min_size=1,
     max_size=6,
+    unique_by=lambda each: each.replica,
 )
+LONG = prefix_keys(bytes(range(256)) * 16, 0, 4096)
+OTHER = prefix_keys(bytes(range(255, -1, -1)) * 16, 0, 4096)
 
 
 @given(places, st.integers(0, 1000))
@@ -53,7 +60,7 @@ def test_nothing_known_to_be_less_loaded_is_passed_over(candidates: list[Place],
 
 @given(places)
 def test_equals_are_served_in_turn(candidates: list[Place]) -> None:
-    same = [Place(name=str(index)) for index in range(len(candidates))]
+    same = [Place(str(index)) for index in range(len(candidates))]
     chosen = {choose(same, turn) for turn in range(len(same))}
     assert chosen == set(same)
 
@@ -76,6 +83,184 @@ def test_the_cache_decides_between_equals_only_when_all_say_how_full_it_is() -> 
     full, empty = Place("full", kv_used=0.9), Place("empty", kv_used=0.1)
     assert choose([full, empty], 0) == empty
     assert choose([full, Place("silent")], 0) == full
+
+
+def test_an_explanation_shows_every_load_and_none_for_the_unknown() -> None:
+    assert scores([Place("a", weight=2, running=1), Place("b", running=None)]) == [("a", 0.5), ("b", None)]
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+@given(places, st.sampled_from(ROUTING_PROFILES), st.lists(st.sampled_from([(), LONG, OTHER]), max_size=20))
+def test_every_profile_chooses_one_of_the_candidates(
+    candidates: list[Place], profile: str, prompts: list[tuple[int, ...]]
+) -> None:
+    chooser = Chooser(profile)
+    for prompt in prompts:
+        assert chooser.choose(candidates, prompt) in candidates
+    assert chooser.choose([], LONG) is None
+    assert chooser.choose(candidates[:1], LONG) == candidates[0]
+    assert not chooser.last_affinity
+
+
+def test_least_load_takes_the_least_loaded_and_equals_in_turn() -> None:
+    chooser = Chooser("least_load")
+    assert chooser.choose([Place("busy", running=1), Place("free")]) == Place("free")
+    assert {chooser.choose([Place("a"), Place("b")]) for _ in range(2)} == {Place("a"), Place("b")}
+
+
+@given(st.lists(st.sets(st.integers(0, 4), min_size=2), max_size=40))
+def test_round_robin_takes_who_had_no_turn_for_longest(rounds: list[set[int]]) -> None:
+    chooser = Chooser("round_robin")
+    last: dict[str, int] = {}
+    for turn, present in enumerate(rounds, 1):
+        candidates = [Place(str(each), running=each) for each in sorted(present)]
+        chosen = chooser.choose(candidates)
+        assert chosen is not None
+        assert last.get(chosen.replica, 0) == min(last.get(each.replica, 0) for each in candidates)
+        last[chosen.replica] = turn
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=5), st.integers(1, 4))
+def test_weighted_gives_each_exactly_its_weight_in_every_cycle(weights: list[int], cycles: int) -> None:
+    chooser = Chooser("weighted")
+    candidates = [Place(str(index), weight=weight) for index, weight in enumerate(weights)]
+    total = sum(max(1, weight) for weight in weights)
+    went = Counter(chooser.choose(candidates) for _ in range(cycles * total))
+    assert went == {each: cycles * max(1, each.weight) for each in candidates}
+
+
+@given(st.lists(st.sets(st.integers(0, 3), min_size=2), max_size=40))
+def test_weighted_owes_nobody_more_than_a_cycle_whoever_comes_and_goes(rounds: list[set[int]]) -> None:
+    chooser = Chooser("weighted")
+    for present in rounds:
+        chooser.choose([Place(str(each), weight=each + 1) for each in sorted(present)])
+        assert all(abs(owed) <= 2 * 10 for owed in chooser._standing.values())
+
+
+@pytest.mark.parametrize("profile", ["round_robin", "weighted"])
+def test_what_is_remembered_of_replicas_that_are_gone_is_bounded(profile: str) -> None:
+    chooser = Chooser(profile)
+    for number in range(500):
+        chooser.choose([Place(f"a{number}"), Place(f"b{number}")])
+    assert len(chooser._standing) <= 2 + REMEMBERED_GONE
+    chooser.keep(["a499"])
+    assert set(chooser._standing) <= {"a499"}
+
+
+# --- affinity --------------------------------------------------------------------------------------------------------
+def test_requests_that_share_a_prefix_go_where_it_was_seen_and_others_where_it_is_calm() -> None:
+    chooser = Chooser("prefix_affinity")
+    first, second = Place("a", weight=8), Place("b", weight=8, running=1)
+    assert (chooser.choose([first, second], LONG), chooser.last_affinity) == (first, "miss")
+    first, second = Place("a", weight=8, running=3), Place("b", weight=8, running=2)
+    assert (chooser.choose([first, second], LONG), chooser.last_affinity) == (first, "hit")
+    assert (chooser.choose([first, second], OTHER), chooser.last_affinity) == (second, "miss")
+    assert (chooser.choose([first, second], ()), chooser.last_affinity) == (second, "")
+
+
+def test_a_prefix_outgrows_its_saturated_replica_and_comes_back_to_it() -> None:
+    chooser = Chooser("prefix_affinity")
+    home, other, third = Place("a", weight=4), Place("b", weight=4), Place("c", weight=4, running=1)
+    chooser.choose([home, Place("b", running=1), third], LONG)
+    full = Place("a", weight=4, running=4)
+    assert (chooser.choose([full, other, third], LONG), chooser.last_affinity) == (other, "saturated")
+    busier = Place("b", weight=4, running=2)
+    assert (chooser.choose([full, busier, third], LONG), chooser.last_affinity) == (busier, "hit")
+    assert (chooser.choose([home, busier, third], LONG), chooser.last_affinity) == (home, "hit")
+    chooser.keep(["b", "c"])
+    assert (chooser.choose([home, busier, third], LONG), chooser.last_affinity) == (busier, "hit")
+
+
+@given(places, st.integers(0, 5))
+def test_who_is_full_or_far_busier_than_the_others_is_saturated(candidates: list[Place], index: int) -> None:
+    place = candidates[index % len(candidates)]
+    weight = max(1, place.weight)
+    counted = max((load(place) or 0) * weight, place.in_flight)
+    if counted >= weight:
+        assert saturated(place, candidates)
+    if counted == 0:
+        assert not saturated(place, candidates)
+
+
+def test_an_endpoint_whose_load_is_unknown_is_judged_by_what_we_have_open_there() -> None:
+    others = [Place("b", weight=16), Place("c", weight=16)]
+    assert not saturated(Place("a", weight=16, running=None, in_flight=4), others)
+    assert saturated(Place("a", weight=16, running=None, in_flight=5), others)
+    assert saturated(Place("a", weight=16, running=0, in_flight=5), others)
+    assert saturated(Place("a", weight=2, running=None, in_flight=2), [])
+
+
+def test_an_adapters_holders_are_taken_while_one_is_not_saturated() -> None:
+    chooser = Chooser("least_load")
+    holder, idle = Place("a", weight=8, running=2), Place("b", weight=8)
+    assert chooser.choose([holder, idle], prefer=frozenset({"a", "gone"})) == holder
+    assert chooser.choose([Place("a", weight=8, running=8), idle], prefer=frozenset({"a"})) == idle
+    assert chooser.choose([holder, idle], prefer=frozenset()) == idle
+    assert chooser.choose([holder, idle], prefer=frozenset({"b"})) == idle
+    calmer = Place("c", weight=8, running=1)
+    assert chooser.choose([holder, idle, calmer], prefer=frozenset({"a", "c"})) == calmer
+
+
+class Engine:
+    """One that serves as many requests at once as its weight, each for `takes_s`, and is scraped once a second."""
+
+    def __init__(self, replica: str, takes_s: float) -> None:
+        self.replica, self.weight, self.takes_s = replica, 4, takes_s
+        self.running: int | None = 0
+        self.waiting: int | None = 0
+        self.kv_used: float | None = None
+        self.open: list[tuple[float, float]] = []
+        self.scraped_at = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.open)
+
+    @property
+    def sent(self) -> int:
+        return sum(at > self.scraped_at for at, _ in self.open)
+
+    def until(self, now: float) -> None:
+        self.open = [each for each in self.open if each[1] > now]
+        if now - self.scraped_at >= 1:
+            self.running, self.scraped_at = len(self.open), now
+
+
+def test_a_slowed_replica_loses_new_work_within_two_seconds() -> None:
+    chooser = Chooser("prefix_affinity")
+    engines = [Engine(name, 0.2) for name in "abc"]
+    home = chooser.choose(engines, LONG)
+    assert home is not None
+    got: Counter[str] = Counter()
+    for step in range(300):
+        now = step / 20  # 20 requests a second, all with one prefix
+        if now == 5:
+            home.takes_s = 1e6
+        for engine in engines:
+            engine.until(now)
+        chosen = chooser.choose(engines, LONG)
+        assert chosen is not None
+        chosen.open.append((now, now + chosen.takes_s))
+        got[f"{chosen.replica} {'before' if now < 5 else 'soon' if now < 7 else 'after'}"] += 1
+    assert got[f"{home.replica} before"] > 50
+    assert got[f"{home.replica} after"] == 0
+
+
+@given(st.integers(2, 5), st.integers(1, 8), st.integers(1, 60))
+def test_one_hot_prefix_makes_no_hot_spot(count: int, weight: int, requests: int) -> None:
+    chooser = Chooser("prefix_affinity")
+    open_at = [0] * count
+    for _ in range(requests):
+        candidates = [
+            Place(str(index), weight=weight, running=None, in_flight=flying) for index, flying in enumerate(open_at)
+        ]
+        chosen = chooser.choose(candidates, LONG)
+        assert chosen is not None
+        open_at[int(chosen.replica)] += 1
+    if requests <= count * weight:
+        assert max(open_at) <= weight
+    mean = requests / count
+    assert max(open_at) <= 1.25 * mean + max(weight / 4, 2) + 1
 
 
 # --- ejection --------------------------------------------------------------------------------------------------------

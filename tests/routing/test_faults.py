@@ -59,7 +59,7 @@ async def test_each_way_to_fail_has_its_status_and_code(
     start: Start, engine: MockEngine, name: str, behaviour: Any, status: int, expected: str
 ) -> None:
     passed_on = 400 <= status < 500 and name != "redirect"
-    async with start(contents(endpoint(engine.port)), first_byte_timeout_s=0.3) as gateway:
+    async with start(contents(endpoint(engine.port)), first_byte_timeout_s=1 if name == "silence" else 60) as gateway:
         for stream in (True, False):
             engine.behaviour = behaviour
             response = await gateway.chat({"stream": stream})
@@ -257,8 +257,8 @@ async def test_a_head_sent_before_the_prompt_is_read_does_not_shorten_the_limit_
         connection.transport.write(chunk(b"{}") + b"0\r\n\r\n")
 
     engine.behaviour = thinks
-    async with start(contents(endpoint(engine.port)), idle_timeout_s=0.2, first_byte_timeout_s=5) as gateway:
+    async with start(contents(endpoint(engine.port)), idle_timeout_s=0.2, first_byte_timeout_s=60) as gateway:
         assert (await gateway.chat({"stream": True})).text == "{}"
-    async with start(contents(endpoint(engine.port)), idle_timeout_s=5, first_byte_timeout_s=0.2) as gateway:
+    async with start(contents(endpoint(engine.port)), idle_timeout_s=60, first_byte_timeout_s=0.2) as gateway:
         response = await gateway.chat({"stream": True})
         assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_silent")

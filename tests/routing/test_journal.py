@@ -186,7 +186,7 @@ print("ok")
 def test_a_disk_that_fills_up_inside_a_line_loses_and_spoils_nothing(tmp_path: Path) -> None:
     assert resource.RLIMIT_FSIZE is not None
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, timeout=110
     )
     assert done.stdout == "ok\n", done.stderr
     assert done.stderr.count("cannot be written") == 1

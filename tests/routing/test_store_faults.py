@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from threading import Event
 
 import pytest
@@ -11,6 +10,8 @@ from catalog import spec
 from routing import loops
 from tests.routing.conftest import Start
 from tests.routing.gateways import (
+    CHAT,
+    KEY,
     MemoryStore,
     code,
     contents,
@@ -23,12 +24,12 @@ from tests.stubs.mock_engine import MockEngine
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
-async def test_a_revoked_key_and_a_new_endpoint_take_effect_within_a_second(start: Start, engine: MockEngine) -> None:
+async def test_a_revoked_key_and_a_new_endpoint_take_effect_without_a_restart(start: Start, engine: MockEngine) -> None:
     store = MemoryStore(contents(endpoint(engine.port)))
     async with start(store) as gateway:
         assert (await gateway.chat()).status_code == 200
         store.change(grants=())
-        await eventually(lambda: not gateway.gateway.plane.table.grants, timeout_s=1)
+        await eventually(lambda: not gateway.gateway.plane.table.grants)
         for _ in range(20):
             assert (await gateway.chat()).status_code == 401  # never let in again
         async with MockEngine(key=key_of("n-1")) as other:
@@ -53,13 +54,15 @@ async def test_without_the_store_it_serves_on_what_it_knows_says_so_and_stops_in
     start: Start, engine: MockEngine
 ) -> None:
     store = MemoryStore(contents(endpoint(engine.port)))
-    async with start(store, stale_for_s=0.6) as gateway:
+    async with start(store) as gateway:
         store.away = True
         await eventually(lambda: gateway.gateway.plane.store_away)
         assert (await gateway.chat()).status_code == 200
         assert "llmgw_table_stale 1.0" in (await gateway.http.get("/metrics")).text
         assert (await gateway.http.get("/ready")).status_code == 200
-        await asyncio.sleep(0.8)
+        plane = gateway.gateway.plane
+        assert plane.confirmed_at is not None
+        plane.confirmed_at -= plane.settings.gateway.stale_for_s
         response = await gateway.chat()
         assert (response.status_code, code(response)) == (503, "store_unreachable")
         assert (await gateway.http.get("/ready")).status_code == 503
@@ -79,7 +82,7 @@ async def test_a_store_that_hangs_without_failing_is_said_to_be_away(
     class Hangs(MemoryStore):
         def revision(self) -> int:
             if asked.is_set():
-                answers.wait(10)
+                answers.wait(60)
             return super().revision()
 
     try:
@@ -153,13 +156,13 @@ async def test_stopping_ends_streams_with_an_error_and_loses_no_record(start: St
     async with start(store) as gateway:
         for _ in range(20):
             assert (await gateway.chat()).status_code == 200
-        streaming = asyncio.create_task(gateway.chat({"stream": True, "max_tokens": 10_000, "delay": 0.05}))
-        await engine.next_request()
-        await eventually(lambda: len(gateway.gateway.plane.active) == 1)
-        await asyncio.sleep(0.2)
-        await gateway.gateway.stop()
-        response = await streaming
-        assert '"gateway_stopping"' in response.text
+        body = {**CHAT, "stream": True, "max_tokens": 10_000, "delay": 0.05}
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            pieces = response.aiter_text()
+            assert "hello" in await anext(pieces)
+            await gateway.gateway.stop()
+            assert '"gateway_stopping"' in "".join([piece async for piece in pieces])
     assert len(store.usage) == 21
     assert store.key_use.keys() == {1}
     assert not list((gateway.gateway.settings.data_dir / "journal").iterdir())

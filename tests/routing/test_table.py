@@ -100,12 +100,12 @@ def test_nowhere_to_go_has_its_own_code_for_each_reason(states: tuple[str, ...],
 
 
 def test_a_model_that_does_not_start_says_why_and_when_it_is_tried_again() -> None:
-    soon = Failing("m", "killed by signal 9", time.time() + 40)
+    soon = Failing("m", "killed by signal 9", time.time() + 400)
     refusal = nowhere(replace(served(states=()), failing=soon), 0)
     assert (refusal.code, refusal.kind.status) == ("engine_down", 503)
     assert "killed by signal 9" in refusal.message
     assert refusal.retry_after_s is not None
-    assert 38 <= refusal.retry_after_s <= 40
+    assert 300 < refusal.retry_after_s <= 400
     due = replace(soon, next_try_at=0.0, reason="")
     assert nowhere(replace(served(states=("failed",)), failing=due), 0).retry_after_s == 5
     assert nowhere(replace(served(states=("loading",)), failing=due), 0).code == "model_loading"

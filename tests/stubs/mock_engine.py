@@ -229,7 +229,7 @@ class MockEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def next_request(self, timeout_s: float = 5) -> Seen:
+    async def next_request(self, timeout_s: float = 20) -> Seen:
         """The request that comes next, counted from the last call."""
         async with asyncio.timeout(timeout_s):
             await self.arrived.wait()
