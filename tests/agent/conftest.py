@@ -37,7 +37,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-async def eventually(holds: Callable[[], object], *, limit_s: float = 15.0, what: str = "") -> None:
+async def eventually(holds: Callable[[], object], *, limit_s: float = 60.0, what: str = "") -> None:
     """Wait until `holds()` is true; fail the test when it is not in time."""
     end = monotonic() + limit_s
     while not holds():
@@ -196,9 +196,9 @@ class AgentProcess:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
-    async def stop(self, limit_s: float = 10.0) -> int:
+    async def stop(self, limit_s: float = 60.0) -> int:
         assert self.process is not None
         self.process.terminate()
         return await asyncio.to_thread(self.process.wait, limit_s)
@@ -276,6 +276,6 @@ def spec(source: Path | str, replica: str = "r1", **changes: object) -> ShardSpe
         "profile_digest": "d1",
         "engine": "llamacpp",
         "source": str(source),
-        "startup_timeout_s": 30,
+        "startup_timeout_s": 300,
     }
     return ShardSpec(**(fields | changes))  # type: ignore[arg-type]

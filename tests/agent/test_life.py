@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from time import monotonic
 
 import httpx
 import pytest
@@ -35,10 +34,19 @@ async def _ready(
 async def test_a_shard_goes_from_fetching_to_ready_and_stops_without_a_trace(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path
 ) -> None:
-    pid = await _ready(agent, control_plane, gguf, env={"STUB_LOAD_S": "0.6"})
+    loaded = gguf.with_name("loaded")
+    agent.start()
+    await eventually(lambda: control_plane.registers)
+    loads = {"STUB_FAIL": "loads", "STUB_SWITCH": str(loaded)}
+    await control_plane.send(StartShard(spec=spec(gguf, env=loads), engine_key=KEY))
+    await eventually(lambda: control_plane.states("r1")[-1:] == ["loading"])
+    loaded.touch()
+    await eventually(lambda: control_plane.states("r1")[-1] == "ready")
+    pid = control_plane.last("r1").status.pid
+    assert pid is not None
     assert control_plane.states("r1") == ["fetching", "starting", "loading", "ready"]  # nothing to install
     status = control_plane.last("r1").status
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         url = f"http://127.0.0.1:{status.port}/v1/models"
         assert (await http.get(url)).status_code == 401
         models = (await http.get(url, headers={"Authorization": f"Bearer {KEY}"})).json()
@@ -163,13 +171,18 @@ async def test_a_killed_agent_finds_its_engine_again_with_the_same_pid(
 async def test_an_agent_killed_while_its_engine_loads_waits_on_for_the_same_one(
     agent_process: AgentProcess, control_plane: ControlPlane, gguf: Path
 ) -> None:
+    loaded = gguf.with_name("loaded")
     agent_process.start()
     await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf, env={"STUB_LOAD_S": "4"})))
+    loads = {"STUB_FAIL": "loads", "STUB_SWITCH": str(loaded)}
+    await control_plane.send(StartShard(spec=spec(gguf, env=loads)))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["loading"])
     pid = control_plane.last("r1").status.pid
     agent_process.kill()
     agent_process.start()
+    await eventually(lambda: len(control_plane.registers) == 2)
+    assert [shard.status.state for shard in control_plane.registers[1].shards] == ["loading"]
+    loaded.touch()
     await eventually(lambda: control_plane.states("r1")[-1] == "ready")
     assert control_plane.last("r1").status.pid == pid
     assert list(engines_of(agent_process.settings)) == [pid]
@@ -200,9 +213,7 @@ async def test_a_stopped_agent_leaves_its_engine_and_the_next_one_stops_it(
     agent_process: AgentProcess, control_plane: ControlPlane, gguf: Path
 ) -> None:
     pid = await _ready(agent_process, control_plane, gguf)
-    before = monotonic()
     assert await agent_process.stop() == 0
-    assert monotonic() - before < 5
     assert process.identify(pid) is not None
     agent_process.start()
     await eventually(lambda: len(control_plane.registers) == 2)
@@ -279,7 +290,7 @@ async def test_ten_shards_at_once_get_ten_ports_and_a_released_port_is_not_given
     names = [f"r{number}" for number in range(10)]
     for name in names:
         await control_plane.send(StartShard(spec=spec(gguf, name)))
-    await eventually(lambda: all(control_plane.states(name)[-1:] == ["ready"] for name in names), limit_s=30)
+    await eventually(lambda: all(control_plane.states(name)[-1:] == ["ready"] for name in names))
     taken = {control_plane.last(name).status.port for name in names}
     assert len(taken) == 10
     await control_plane.send(StopShard(replica="r0", grace_s=1))
@@ -323,7 +334,7 @@ async def test_a_failure_that_nobody_heard_is_told_after_the_next_register(
     await eventually(lambda: "killed by signal 9" in agent.log)
     welcome = ControlPlane().first
     control_plane.first = welcome
-    await eventually(lambda: control_plane.states("r1")[-1] == "failed", limit_s=30, what=agent.log)
+    await eventually(lambda: control_plane.states("r1")[-1] == "failed", what=agent.log)
     assert "stub engine" in control_plane.last("r1").tail
 
 
@@ -336,7 +347,7 @@ async def test_a_second_agent_in_the_same_work_directory_stops_with_one_sentence
     second = AgentProcess(tmp_path / "second", agent_process.settings)
     second.start()
     assert second.process is not None
-    assert second.process.wait(10) == 1
+    assert second.process.wait(60) == 1
     assert "Another agent already uses" in second.log
     second.end()
 
@@ -360,11 +371,11 @@ async def test_a_hung_engine_fails_while_idle(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "READY_PROBE_S", 0.2)
-    monkeypatch.setattr(probe, "ANSWER_S", 0.2)
+    monkeypatch.setattr(probe, "ANSWER_S", 0.5)
     switch = gguf.with_name("hang")
     await _ready(agent, control_plane, gguf, env={"STUB_FAIL": "silent", "STUB_SWITCH": str(switch)})
     switch.touch()
-    await eventually(lambda: control_plane.states("r1")[-1] == "failed", limit_s=60, what="failed")
+    await eventually(lambda: control_plane.states("r1")[-1] == "failed", what="failed")
     assert control_plane.last("r1").status.reason.startswith("hung")
 
 

@@ -215,7 +215,7 @@ class WithSidecar(LlamaCpp):
 
     name = "with-sidecar"
 
-    def __init__(self, rendezvous: int, sidecar: str, wait_s: float = 10.0) -> None:
+    def __init__(self, rendezvous: int, sidecar: str, wait_s: float = 60.0) -> None:
         self._rendezvous = rendezvous
         self._sidecar = sidecar
         self._wait_s = wait_s

@@ -3,11 +3,11 @@
 Run as `stub_engine.py --model FILE --port N …`. What goes wrong is said in STUB_FAIL, a comma list:
   exit      write a line and exit with status 3 before listening
   never     listen, and stay loading for ever
+  loads     listen, and stay loading until STUB_SWITCH is there
   unnamed   list another name than the one asked for
   silent    accept connections and never answer, once ready (touch STUB_SWITCH to begin)
   deaf      ignore SIGTERM
   children  leave a child in a session of its own, under another name
-STUB_LOAD_S is how long loading takes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ import socketserver
 import subprocess
 import sys
 import threading
-from time import monotonic
 from typing import Any
 
 FAILURES = set(filter(None, os.environ.get("STUB_FAIL", "").split(",")))
-LOAD_S = float(os.environ.get("STUB_LOAD_S", "0"))
 SWITCH = os.environ.get("STUB_SWITCH", "")
 KEY = os.environ.get("LLAMA_API_KEY", "")
-BEGAN = monotonic()
 
 
 class Strict(argparse.ArgumentParser):
@@ -64,7 +61,7 @@ class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "silent" in FAILURES and (not SWITCH or os.path.exists(SWITCH)):
             threading.Event().wait(60)
-        if "never" in FAILURES or monotonic() - BEGAN < LOAD_S:
+        if "never" in FAILURES or ("loads" in FAILURES and not os.path.exists(SWITCH)):
             return self._answer(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
         if self.path in ("/health", "/v1/health"):
             return self._answer(200, {"status": "ok"})
