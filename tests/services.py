@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 
-STARTS_WITHIN_S = 30
+STARTS_WITHIN_S = 100
 
 
 def free_port() -> int:

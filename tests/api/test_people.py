@@ -183,6 +183,7 @@ def test_a_body_without_a_length_is_not_taken_for_an_empty_one(world: World, liv
         content=iter([b'{"name": "n"}']),
         headers={"Authorization": f"Bearer {secret}", "Content-Type": "application/json"},
         trust_env=False,
+        timeout=60,
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (411, "length_required")
 

@@ -154,6 +154,6 @@ def test_changes_at_the_same_time_wait_for_each_other(tmp_path: Path) -> None:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("LLMGW_")}
     environment |= {"LLMGW_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "llmgw.settings"}
     done = subprocess.run(
-        [sys.executable, "-c", IN_THREADS], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IN_THREADS], env=environment, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.stdout.strip() == "6 ['m0', 'm1', 'm2', 'm3', 'm4', 'm5']", done.stderr

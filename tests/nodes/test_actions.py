@@ -412,6 +412,6 @@ def test_a_poke_puts_a_pass_into_the_queue_on_commit(django_capture_on_commit_ca
         passes.poke()
     assert len(callbacks) == 1
     with app.connection_for_read() as connection:
-        message = connection.SimpleQueue("celery").get(timeout=5)
+        message = connection.SimpleQueue("celery").get(timeout=30)
         message.ack()
         assert message.headers["task"] == "nodes.tasks.reconcile"

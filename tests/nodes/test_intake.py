@@ -127,7 +127,7 @@ async def test_hostile_text_is_stored_harmless_and_pages_show_it_as_text(token: 
         await tell(link, protocol.Ack(id=2**62, ok=False, error=HOSTILE))
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(failed,)))
         await tell(link, protocol.ShardStatus(status=protocol.ShardState(replica="unknown", state="loading")))
-        closed = await link.receive_output(timeout=5)  # told to register again: all before it has been dealt with
+        closed = await link.receive_output(timeout=30)  # told to register again: all before it has been dealt with
         assert closed["code"] == consumers.REGISTER_AGAIN
     assert (await Replica.objects.aget()).state == "failed"
     row = await Node.objects.aget(pk="one")

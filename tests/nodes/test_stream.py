@@ -23,6 +23,7 @@ from tests.factories import inventory, make_user
 from tests.nodes.fleets import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
+LIMIT_S = 30
 
 
 async def in_db(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -37,16 +38,16 @@ def stream(token: str | None) -> WebsocketCommunicator:
 @asynccontextmanager
 async def connected(token: str | None) -> AsyncIterator[WebsocketCommunicator]:
     link = stream(token)
-    accepted, _ = await link.connect(timeout=5)
+    accepted, _ = await link.connect(timeout=LIMIT_S)
     assert accepted
     try:
         yield link
     finally:
-        await link.disconnect(timeout=5)
+        await link.disconnect(timeout=LIMIT_S)
 
 
 async def heard(link: WebsocketCommunicator) -> protocol.Down:
-    return protocol.decode_down(await link.receive_from(timeout=5))
+    return protocol.decode_down(await link.receive_from(timeout=LIMIT_S))
 
 
 async def tell(link: WebsocketCommunicator, message: protocol.Up) -> None:
@@ -56,7 +57,7 @@ async def tell(link: WebsocketCommunicator, message: protocol.Up) -> None:
 async def refusal(link: WebsocketCommunicator) -> str:
     message = await heard(link)
     assert isinstance(message, protocol.Refused)
-    closed = await link.receive_output(timeout=5)
+    closed = await link.receive_output(timeout=LIMIT_S)
     assert closed["code"] == consumers.REFUSED
     return message.reason
 
@@ -150,7 +151,7 @@ async def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture, m
 @pytest.mark.parametrize("path", ["/agent/stream/", "/", "/v1/chat/completions", "/agent/../agent/stream"])
 async def test_no_other_address_opens_a_stream(path: str, token: str) -> None:
     link = WebsocketCommunicator(application, path, headers=[(b"authorization", f"Bearer {token}".encode())])
-    assert (await link.connect(timeout=5))[0] is False
+    assert (await link.connect(timeout=LIMIT_S))[0] is False
 
 
 async def test_a_browsers_session_is_no_token(token: str) -> None:
@@ -162,9 +163,9 @@ async def test_a_browsers_session_is_no_token(token: str) -> None:
     cookie = f"llmgw_session={await in_db(session)}".encode()
     headers = [(b"cookie", cookie), (b"origin", b"https://evil.example")]
     link = WebsocketCommunicator(application, protocol.PATH, headers=headers)
-    assert (await link.connect(timeout=5))[0]
+    assert (await link.connect(timeout=LIMIT_S))[0]
     assert "join token is not known" in await refusal(link)
-    await link.disconnect(timeout=5)
+    await link.disconnect(timeout=LIMIT_S)
 
 
 async def test_a_register_through_the_wire_finds_every_field_again(token: str) -> None:
@@ -246,7 +247,7 @@ async def test_commands_are_sent_when_rung_for_and_their_answers_kept(token: str
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             if await true():
                 return
@@ -311,7 +312,7 @@ async def test_a_shard_that_nobody_knows_closes_the_stream_for_a_register(token:
         await heard(link)
         unknown = protocol.ShardState(replica="unknown", state="ready")
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(unknown,)))
-        closed = await link.receive_output(timeout=5)
+        closed = await link.receive_output(timeout=LIMIT_S)
         assert closed["code"] == consumers.REGISTER_AGAIN
 
 
@@ -348,7 +349,7 @@ async def test_what_breaks_closes_the_stream_and_is_logged(
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad()))
         ready = protocol.ShardState(replica="r", state="ready")
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(ready,)))
-        closed = await link.receive_output(timeout=5)
+        closed = await link.receive_output(timeout=LIMIT_S)
         assert closed["code"] == consumers.BROKEN
     assert "the store is away" in caplog.text
 
@@ -365,7 +366,7 @@ async def test_a_store_that_is_full_is_said_in_one_line(
         await heard(link)
         ready = protocol.ShardState(replica="r", state="ready")
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(ready,)))
-        closed = await link.receive_output(timeout=5)
+        closed = await link.receive_output(timeout=LIMIT_S)
         assert closed["code"] == consumers.BROKEN
     assert "the store cannot be used (database or disk is full); the agent connects again" in caplog.text
     assert "Traceback" not in caplog.text

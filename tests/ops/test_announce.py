@@ -113,7 +113,7 @@ def test_the_first_key_outlives_a_start_that_was_broken_off(tmp_path: Path) -> N
 
     def prepared() -> str:
         environment = {**clean_environment(), "LLMGW_DATA_DIR": str(tmp_path)}
-        return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60, env=environment).strip()
+        return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=110, env=environment).strip()
 
     key = prepared()
     assert key.startswith("sk-")

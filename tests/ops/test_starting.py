@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def up(*options: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*LLMGW, "up", *options],
-        capture_output=True, text=True, timeout=60, cwd=cwd, env={**clean_environment(), **environment},
+        capture_output=True, text=True, timeout=110, cwd=cwd, env={**clean_environment(), **environment},
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_too_little_space_is_said_with_both_numbers(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_more_is_said_in_one_sentence(tmp_path: Path) -> None:
     result = subprocess.run(
         ["prlimit", "--fsize=1000", *LLMGW, "up", "--data", "data", "--port", str(_free())],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        capture_output=True, text=True, timeout=110, cwd=tmp_path,
         env={**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert_one_sentence(result, "cannot be written", "--data DIR")
@@ -123,7 +123,7 @@ def test_a_python_that_is_too_old_is_refused_by_the_environment_script(tmp_path:
         fake.chmod(0o755)
     result = subprocess.run(
         ["sh", str(ROOT / "llmgw/ops/environment.sh"), "requirements.lock"],
-        capture_output=True, text=True, cwd=tmp_path, env={"PATH": f"{programs}:/usr/bin:/bin"}, timeout=30,
+        capture_output=True, text=True, cwd=tmp_path, env={"PATH": f"{programs}:/usr/bin:/bin"}, timeout=110,
     )  # fmt: skip
     assert result.returncode == 2
     assert "Python 3.11 or newer is needed; found: Python 3.9.2" in result.stderr
@@ -141,7 +141,7 @@ def test_an_activated_environment_is_not_what_a_new_one_is_made_with(tmp_path: P
         python.chmod(0o755)
     result = subprocess.run(
         ["sh", str(ROOT / "llmgw/ops/environment.sh"), "requirements.lock"],
-        capture_output=True, text=True, cwd=tmp_path, env={"PATH": f"{own}:{system}:/usr/bin:/bin"}, timeout=30,
+        capture_output=True, text=True, cwd=tmp_path, env={"PATH": f"{own}:{system}:/usr/bin:/bin"}, timeout=110,
     )  # fmt: skip
     assert result.returncode == 2
     assert "-m venv .venv" in (tmp_path / "system.log").read_text()
@@ -152,7 +152,7 @@ def test_help_comes_without_loading_the_product() -> None:
     command = [
         *LLMGW[:1], "-X", "importtime", "-m", "llmgw", "--help",
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, env=clean_environment())
+    result = subprocess.run(command, capture_output=True, text=True, timeout=110, env=clean_environment())
     assert result.returncode == 0
     for heavy in ("django", "celery", "pydantic", "httpx", "uvicorn"):
         assert f"| {heavy}\n" not in result.stderr.replace("  ", ""), f"{heavy} is imported for help"
@@ -176,4 +176,4 @@ def test_secret_files_are_private_from_their_first_byte_and_kept(tmp_path: Path)
     assert path.read_text() == "other"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(path.parent) == ["one"]
-    assert time.time() - path.stat().st_mtime < 60
+    assert time.time() - path.stat().st_mtime < 600

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 CHROMIUM = "/usr/bin/chromium"
@@ -22,6 +22,7 @@ QUIET = (
     "--disable-dev-shm-usage",
 )
 SHOTS = Path(__file__).parent / "shots"
+WITHIN_MS = 40_000
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def browser() -> Iterator[Browser]:
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        expect.set_options(timeout=WITHIN_MS)
         yield chromium
         chromium.close()
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
@@ -39,7 +41,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
     """A page of a fresh profile; the test fails on any script error and on any request that leaves this server."""
     context = browser.new_context(base_url=live_server.url, viewport={"width": 1440, "height": 1000})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(WITHIN_MS)
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
