@@ -63,7 +63,7 @@ class Product:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def stdout(self) -> str:
         return (self.folder / "stdout").read_text()
@@ -89,14 +89,14 @@ class Product:
     @contextlib.contextmanager
     def openai(self, key: str | None = None) -> Iterator[openai.OpenAI]:
         url = f"{self.base_url}/v1"
-        with openai.OpenAI(base_url=url, api_key=key or self.key, max_retries=0, timeout=60) as client:
+        with openai.OpenAI(base_url=url, api_key=key or self.key, max_retries=0, timeout=180) as client:
             yield client
 
     def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*LLMGW, "ctl", *arguments],
             env={**clean_environment(), "LLMGW_DATA_DIR": str(self.data)},
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=180,
         )  # fmt: skip
 
     def ctl_json(self, *arguments: str) -> Any:
@@ -106,7 +106,7 @@ class Product:
 
     def api(self, path: str) -> Any:
         token = json.loads((self.data / "secrets" / "ctl.json").read_text())["token"]
-        answer = httpx.get(f"{self.base_url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=20)
+        answer = httpx.get(f"{self.base_url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -114,7 +114,7 @@ class Product:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, **extra}
         return httpx.post(
             f"{self.base_url}/v1/chat/completions",
-            json=body, headers={"Authorization": f"Bearer {self.key}"}, timeout=60,
+            json=body, headers={"Authorization": f"Bearer {self.key}"}, timeout=180,
         )  # fmt: skip
 
     def answers(self) -> bool:
@@ -145,7 +145,7 @@ class Product:
                 return new if new != old else 0
             return 0
 
-        pid = wait_until(f"{part} is started again", changed, 30)
+        pid = wait_until(f"{part} is started again", changed, 120)
         assert isinstance(pid, int)
         return pid
 
