@@ -1,0 +1,78 @@
+"""What a request is told that goes over a limit or budget: whose it is, used of limit, and when it resets. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from tenants.money import text as money
+from tenants.periods import zone
+
+if TYPE_CHECKING:
+    from routing.limits import Meter
+
+REQUESTS: Final = 0
+TOKENS: Final = 1
+SLOTS: Final = 2
+QUOTA: Final = 3
+MONEY: Final = 4
+
+FREED_RETRY_S = 2.0
+"""When to try again where requests in flight stand in the way: nobody knows when they end."""
+NEVER_RETRY_S = 3600.0
+"""When to try again where waiting does not help."""
+
+
+class Over(Exception):
+    """A limit or budget is reached. `code` is GW-3's; `resets_s` is for Retry-After."""
+
+    def __init__(self, code: str, message: str, resets_s: float) -> None:
+        super().__init__(message)
+        self.code, self.message, self.resets_s = code, message, resets_s
+
+
+def over(meter: Meter, need: int, now: float, offset: float) -> Over:
+    """Why `meter` has no room for `need`. `offset`: epoch seconds minus monotonic ones."""
+    if meter.unit == SLOTS:
+        return _slots(meter)
+    return _rate(meter, need, now) if meter.unit < SLOTS else _budget(meter, need, now, offset)
+
+
+def _rate(meter: Meter, need: int, now: float) -> Over:
+    what = "requests" if meter.unit == REQUESTS else "tokens"
+    if need > meter.amount:
+        if meter.unit == REQUESTS:
+            text = f"{_sentence(meter.whose)} may send no requests: its limit is 0 a minute."
+        else:
+            show = _money if meter.unit == MONEY else _count
+    text = f"The {kind} of {meter.whose} {_PERIODS[meter.period]} has"
+    text += f" {show(int(meter.used))} of {show(meter.amount)} used"
+    if held:
+        text += f" and {show(held)} reserved for requests in flight"
+    text += f"; this request {verb} {show(need)}. "
+    if meter.ends_at is None:
+        reset, resets_s = "It never resets: have it raised.", NEVER_RETRY_S
+    else:
+        resets_s = max(meter.ends_at - offset - now, 1.0)
+        when = datetime.fromtimestamp(meter.ends_at, zone(meter.time_zone))
+        reset = f"It resets on {when:%Y-%m-%d at %H:%M} ({meter.time_zone})."
+    if meter.used + need <= meter.amount:
+        resets_s = FREED_RETRY_S
+        text += "Try again when some of them have ended. "
+    return Over(code, text + reset, resets_s)
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _money(units: int) -> str:
+    return money(units)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_PERIODS = {"day": "for this day", "week": "for this week", "month": "for this month", "total": "in total"}
