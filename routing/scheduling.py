@@ -1,12 +1,24 @@
-"""Which endpoint gets the next request, from what each one's load is known to be. Pure.
+"""Which endpoint gets the next request, by the model's routing profile and each one's load as known (GW-40). Pure.
 
-An endpoint whose load is unknown counts as busy as the busiest known one: unknown is never idle.
+1. One candidate: that one.
+2. Replicas that hold the adapter asked for, as long as one of them is not saturated; else all.
+3. Of these by the profile; an endpoint whose load is unknown counts as busy as the busiest known one: unknown is never
+   idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
+
+from routing.affinity import Index
+
+SPREAD = 1.25
+"""How far above the others' mean load an endpoint may be before affinity to it ends…"""
+SLACK, SLACK_REQUESTS = 0.25, 2
+"""…beyond a quarter of what it serves at once, or two requests where that is more."""
+REMEMBERED_GONE = 64
 
 
 class Candidate(Protocol):
@@ -15,6 +27,8 @@ class Candidate(Protocol):
     `sent`: own requests sent since that scrape and still open; `in_flight`: all own requests still open.
     """
 
+    @property
+    def replica(self) -> str: ...
     @property
     def weight(self) -> int: ...
     @property
@@ -36,23 +50,132 @@ def load(candidate: Candidate) -> float | None:
     """Requests at the endpoint over what it serves at once; None when its engine does not say."""
     if candidate.running is None:
         return None
-    return (candidate.running + (candidate.waiting or 0) + candidate.sent) / max(1, candidate.weight)
+    return (candidate.running + (candidate.waiting or 0) + candidate.sent) / (candidate.weight or 1)
+
+
+def scores(candidates: Sequence[Candidate]) -> list[tuple[str, float | None]]:
+    """Replicas and their loads, for the explanation of a choice; lower is better, None unknown."""
+    return [(each.replica, load(each)) for each in candidates]
+
+
+def saturated(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
+    """Whether it works on as much as it serves at once, or on far more than the others do."""
+    weight = candidate.weight or 1
+    own = _counted(candidate)
+    if own >= 1:
+        return True
+    others = sum(_counted(each) for each in candidates if each is not candidate)
+    mean = others / max(1, len(candidates) - 1)
+    return own > SPREAD * mean + max(SLACK, SLACK_REQUESTS / weight)
+
+
+def _counted(candidate: Candidate) -> float:
+    """Its load as known, and never less than what we ourselves have open there."""
+    return max(load(candidate) or 0.0, candidate.in_flight / (candidate.weight or 1))
 
 
 def choose(candidates: Sequence[C], turn: int) -> C | None:
-    """The least loaded candidate; among equals the one with the emptier KV cache (when all say), then by `turn`."""
-    count = len(candidates)
-    if count <= 1:
+    """The least loaded candidate, when there is one."""
+    if len(candidates) <= 1:
         return candidates[0] if candidates else None
-    loads = [load(each) for each in candidates]
-    highest = max((known for known in loads if known is not None), default=0.0)
-    kv = [each.kv_used for each in candidates]
-    compare_kv = None not in kv
+    return least_loaded(candidates, turn)
 
-    def rank(index: int) -> tuple[float, float, int]:
-        each, known = candidates[index], loads[index]
-        if known is None:
-            known = max(highest, each.in_flight / max(1, each.weight))
-        return known, (kv[index] or 0.0) if compare_kv else 0.0, (index - turn) % count
 
-    return candidates[min(range(count), key=rank)]
+def least_loaded(candidates: Sequence[C], turn: int) -> C:
+    """Of at least one; among equals the one with the emptier KV cache (when all say), then by `turn`."""
+    least, highest = math.inf, -1.0
+    equals: list[C] = []
+    for each in candidates:
+        own = load(each)
+        if own is None:
+            if highest < 0:
+                highest = max((known for other in candidates if (known := load(other)) is not None), default=0.0)
+            own = max(highest, each.in_flight / (each.weight or 1))
+        if own < least:
+            least, equals = own, [each]
+        elif own == least:
+            equals.append(each)
+    if len(equals) == 1:
+        return equals[0]
+    used = [each.kv_used for each in equals]
+    if None not in used:
+        emptiest = min(each for each in used if each is not None)
+        equals = [each for each in equals if each.kv_used == emptiest]
+    return equals[turn % len(equals)]
+
+
+class Chooser:
+    """One model's choices. It lives across snapshots of the table, and what it remembers of replicas that are gone is
+    bounded."""
+
+    __slots__ = ("_index", "_standing", "_turn", "last_affinity", "profile")
+
+    def __init__(self, profile: str) -> None:
+        self.profile = profile
+        self.last_affinity = ""
+        """How the last choice followed the prompt's prefix: hit, miss, saturated; empty when it did not look."""
+        self._turn = 0
+        self._standing: dict[str, int] = {}
+        """round_robin: the turn that a replica had last; weighted: how much it is owed."""
+        self._index = Index()
+
+    def choose(
+        self, candidates: Sequence[C], prompt: tuple[int, ...] | None = None, prefer: frozenset[str] | None = None
+    ) -> C | None:
+        """`prompt`: its prefix keys, when it has some; `prefer`: replicas that hold the adapter asked for."""
+        self.last_affinity = ""
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        self._turn += 1
+        if prefer:
+            holding = [each for each in candidates if each.replica in prefer and not saturated(each, candidates)]
+            candidates = holding or candidates
+        profile = self.profile
+        if profile == "prefix_affinity" and prompt:
+            return self._by_prefix(candidates, prompt)
+        if profile == "round_robin":
+            return self._longest_ago(candidates)
+        if profile == "weighted":
+            return self._most_owed(candidates)
+        return least_loaded(candidates, self._turn)
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forget every other replica."""
+        self._standing = {name: value for name, value in self._standing.items() if name in replicas}
+        self._index.keep(replicas)
+
+    def _by_prefix(self, candidates: Sequence[C], prompt: tuple[int, ...]) -> C:
+        places = {each.replica: each for each in candidates}
+        self.last_affinity = "miss"
+        while (found := self._index.find(prompt, places)) is not None:
+            chosen = places[found]
+            if not saturated(chosen, candidates):
+                self.last_affinity = "hit"
+                break
+            self.last_affinity = "saturated"
+            del places[found]
+        else:
+            chosen = least_loaded(candidates, self._turn)
+        self._index.note(prompt, chosen.replica)
+        return chosen
+
+    def _longest_ago(self, candidates: Sequence[C]) -> C:
+        standing = self._standing
+        chosen = min(candidates, key=lambda each: standing.get(each.replica, 0))
+        standing[chosen.replica] = self._turn
+        self._bound(candidates)
+        return chosen
+
+    def _most_owed(self, candidates: Sequence[C]) -> C:
+        """Smooth weighted round robin: each turn owes every candidate its weight, and who gets it pays for all."""
+        standing = self._standing
+        for each in candidates:
+            standing[each.replica] = standing.get(each.replica, 0) + (each.weight or 1)
+        chosen = max(candidates, key=lambda each: standing[each.replica])
+        standing[chosen.replica] -= sum((each.weight or 1) for each in candidates)
+        self._bound(candidates)
+        return chosen
+
+    def _bound(self, candidates: Sequence[C]) -> None:
+        if len(self._standing) > len(candidates) + REMEMBERED_GONE:
+            self.keep({each.replica for each in candidates})
