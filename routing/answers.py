@@ -25,22 +25,22 @@ def error_headers(refusal: Refusal, request_id: str) -> Headers:
     return headers
 
 
-async def refuse(
-    client: Client, refusal: Refusal, headers: Headers, *, unread: bool, small: bool, waits_to_send: bool
+async def refuse_unread(
+    client: Client, refusal: Refusal, headers: Headers, *, small: bool, waits_to_send: bool
 ) -> None:
-    """Answer with an error. `unread`: the body has not come whole, so the connection cannot serve another request
-    unless it is `small` and read first; `waits_to_send`: its sender waits for 100 Continue and never gets it."""
+    """Answer with an error though the body has not come whole: the connection cannot serve another request unless it
+    is `small` and read first. `waits_to_send`: its sender waits for 100 Continue and never gets it."""
     body = envelope(refusal)
-    if unread and small and not waits_to_send:
-        unread = not await _read_rest(client)
-    if not unread or waits_to_send:
-        await client.answer(refusal.kind.status, headers, body, close=unread)
-        return
-    headers.append((b"content-length", b"%d" % len(body)))
-    await client.start(refusal.kind.status, headers, close=True)
-    await client.write(body)
-    await _read_rest(client)
-    await client.end()
+    if small and not waits_to_send and await _read_rest(client):
+        await client.answer(refusal.kind.status, headers, body)
+    elif waits_to_send:
+        await client.answer(refusal.kind.status, headers, body, close=True)
+    else:
+        headers.append((b"content-length", b"%d" % len(body)))
+        await client.start(refusal.kind.status, headers, close=True)
+        await client.write(body)
+        await _read_rest(client)
+        await client.end()
 
 
 async def _read_rest(client: Client) -> bool:

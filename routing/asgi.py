@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
 
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
@@ -21,9 +22,11 @@ from routing import answers, openai
 from routing.client import Client, Headers
 from routing.edge import STATE_KEY
 from routing.exchange import Exchange
+from routing.heads import Head
 from routing.loops import Loops
 from routing.openai import Refusal
 from routing.plane import Plane
+from routing.run import Run
 from routing.store import DjangoStore, Store
 
 log = logging.getLogger(__name__)
@@ -73,14 +76,22 @@ class Gateway:
         else:
             await self._carry(scope, client)
 
-    def exchange(self, scope: HTTPScope, client: Client) -> Exchange:
-        """One request, for whoever runs it as a task of its own."""
-        return Exchange(self.plane, scope, client)
+    def begin(self, head: Head, client: Client, on_end: Callable[[Run], None]) -> Run:
+        """One request, to be started by whoever has its client."""
+        exchange = Exchange(self.plane, head, client)
+        run = exchange.task = Run(exchange.run(), on_end)
+        return run
 
     async def _carry(self, scope: HTTPScope, client: Client) -> None:
-        exchange = self.exchange(scope, client)
-        exchange.task = asyncio.current_task()
-        await exchange.run()
+        ended = asyncio.Event()
+        run = self.begin(_head(scope), client, lambda _: ended.set())
+        run.start()
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            run.cancel()
+            async with asyncio.timeout(1):
+                await ended.wait()
 
     # --- open addresses ----------------------------------------------------------------------------------------------
     async def _open(self, scope: HTTPScope, client: Client) -> None:
@@ -124,7 +135,7 @@ class Gateway:
     # --- models ------------------------------------------------------------------------------------------------------
     async def _models(self, scope: HTTPScope, client: Client) -> None:
         """GW-2: what the key may use, whether or not it is ready now."""
-        exchange = Exchange(self.plane, scope, client)
+        exchange = Exchange(self.plane, _head(scope), client)
         extra = answers.cors(self.plane.cors, exchange.headers.get(b"origin"))
         try:
             grant = exchange.authenticate()
@@ -169,15 +180,21 @@ class Gateway:
         """Cut what is still under way, hand usage over, close connections."""
         if self.loops is None:
             return
-        left = [exchange.task for exchange in self.plane.active if exchange.task is not None]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=1)
+        for exchange in tuple(self.plane.active):
+            if exchange.task is not None:
+                exchange.task.cancel()
+        for _ in range(20):
+            if not self.plane.active:
+                break
+            await asyncio.sleep(0.05)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_STOP_S):
                 await self.loops.stop()
         self.loops = None
+
+
+def _head(scope: HTTPScope) -> Head:
+    return Head(scope["method"], scope["path"], scope["raw_path"], scope["query_string"], scope["headers"])
 
 
 def _is_loopback(host: str) -> bool:

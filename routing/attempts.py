@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 SHOWN_BYTES = 300
-PASSED = frozenset(
-    (
-        b"content-type",
-        b"accept",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-        b"anthropic-version",
-        b"anthropic-beta",
-        b"openai-beta",
-    )
-)
-"""The client's headers that an engine gets; no other, so no credential ever does."""
 
 
 class Failed(UpstreamError):
@@ -141,18 +128,15 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
 
 
 def _head(exchange: Exchange, target: Target) -> bytes:
-    scope, body = exchange.scope, exchange.body
-    query = scope["query_string"]
-    return b"".join(
-        (
-            exchange.method.encode(),
-            b" ",
-            scope["raw_path"],
-            b"?" + query if query else b"",
-            target.request_head,
-            *exchange.passed,
-            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.request_id.encode(), len(body)),
-        )
+    head = exchange.head
+    return b"%b %b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        head.method.encode(),
+        head.raw_path,
+        b"?" + head.query if head.query else b"",
+        target.request_head,
+        head.engine_part,
+        exchange.request_id.encode(),
+        len(exchange.body),
     )
 
 

@@ -7,9 +7,9 @@ Serve with `http="routing.edge:GatewayProtocol"`. Everything else stays uvicorn'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -18,7 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from routing import measures
 from routing.answers import LINGER_S
 from routing.client import Client, ClientLeft, Headers
+from routing.heads import Head, Known, learn
 from routing.openai import Refusal, envelope
+from routing.run import Run, Signal
 
 STATE_KEY = "llmgw.gateway"
 """Where the gateway stands in the server's lifespan state, once it has started."""
@@ -29,35 +31,28 @@ HEAD_S = 30.0
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Exchanged(Protocol):
-    task: asyncio.Task[None] | None
-
-    def run(self) -> Coroutine[Any, Any, None]: ...
-
-
 class Gateway(Protocol):
-    def exchange(self, scope: Any, client: Client) -> Exchanged: ...
+    def begin(self, head: Head, client: Client, on_end: Callable[[Run], None]) -> Run: ...
 
 
 class DirectClient(Client):
     """To uvicorn's protocol this is the request's cycle: it fills `body`, and says news by `message_event.set()`."""
 
     direct = True
-    more_body = True
+    keep_alive = True
     disconnected = response_started = response_complete = False
-    body = b""
     _chunked = True
-    _waiter: asyncio.Future[None] | None = None
     on_left: Callable[[], None] | None = None
     """Called when the client goes before its answer has ended."""
     on_drained: Callable[[], None] | None = None
     """Called when `push` may go on."""
 
-    def __init__(self, protocol: GatewayProtocol, keep_alive: bool, waits_to_send: bool) -> None:
+    def __init__(self, protocol: GatewayProtocol, *, body: bytes, more_body: bool, waits_to_send: bool = False) -> None:
         self._protocol = protocol
         self._transport = protocol.transport
         self._flow: FlowControl = protocol.flow
-        self.keep_alive, self._waits_to_send = keep_alive, waits_to_send
+        self.body, self.more_body, self._waits_to_send = body, more_body, waits_to_send
+        self._news = Signal()
         self.message_event = self
 
     async def read(self) -> tuple[bytes, bool]:
@@ -66,11 +61,7 @@ class DirectClient(Client):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self.more_body and not self.body and not self.disconnected:
             self._flow.resume_reading()
-            self._waiter = self._protocol.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._news
         if self.disconnected:
             raise ClientLeft
         body, self.body = self.body, b""
@@ -105,10 +96,15 @@ class DirectClient(Client):
             self._write(b"0\r\n\r\n")
         self._ended()
 
-    def push(self, data: bytes) -> bool:
-        """Send without waiting. False: the client is behind; go on at `on_drained`."""
-        if data:
-            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def push(self, data: bytes, framed: bytes | None = None) -> bool:
+        """Send without waiting; `framed` is the same as a chunk, where it is at hand. False: the client is behind; go
+        on at `on_drained`."""
+        if not self._chunked:
+            framed = data
+        elif framed is None:
+            framed = b"%x\r\n%b\r\n" % (len(data), data)
+        if data and not self.disconnected:
+            self._transport.write(framed)
         return not self._flow.write_paused
 
     def abort(self) -> None:
@@ -117,8 +113,7 @@ class DirectClient(Client):
 
     def set(self) -> None:
         """The protocol's news: more of the body came, it has ended, or the client is gone."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._news.set()
 
     def lost(self) -> None:
         self.disconnected = True
@@ -150,10 +145,11 @@ class DirectClient(Client):
             self._transport.close()
         self._protocol.on_response_complete()
 
-    def finished(self, task: asyncio.Task[None]) -> None:
-        """Its task is over: an answer without an end must not look like one."""
-        self._protocol.tasks.discard(task)
-        self.abort()
+    def finished(self, run: Run) -> None:
+        """Its request is over: an answer without an end must not look like one."""
+        self._protocol.tasks.discard(run)  # type: ignore[arg-type]
+        if not self.response_complete:
+            self._transport.abort()
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -165,6 +161,19 @@ class GatewayProtocol(HttpToolsProtocol):
     """
 
     client_side: DirectClient | None = None
+    _gateway: Gateway | None = None
+    _known: tuple[Known, Head] | None = None
+    """The last request's head, to be recognised when it comes again."""
+    _reading = b""
+    """What is being parsed, until a request begins in it."""
+    _first_bytes = b""
+    """What was read last, when the request that is being parsed began with it."""
+    _message_open = False
+    """Whether the parser is within a request."""
+    _starting: Head | None = None
+    """Of the request that starts once the parser has read what came."""
+    _idle_since: float | None = None
+    """When the last answer ended, on the loop's clock, while no request has come since."""
     _in_head = True
     """Whether the headers of a request are still to come or to end."""
     _begun_now = False
@@ -177,12 +186,19 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._head_timer = self.loop.call_later(HEAD_S, self._head_overdue)
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        self._unset_keepalive_if_required()
+        if self._idle_since is not None:
+            self._idle_since = None
+            known = self._known
+            if known is not None and not self._message_open and (body := known[0].body_of(data)) is not None:
+                self._begin(known[1], DirectClient(self, body=body, more_body=False))
+                return
+            self._reading = data
         while True:
             try:
                 self.parser.feed_data(data)
@@ -199,13 +215,20 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._plain_head = None
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._reading = b""
+        head, self._starting = self._starting, None
+        if head is not None:
+            assert self.client_side is not None
+            self._begin(head, self.client_side)
         if self._in_head:
             self._bound_head(len(data))
-        elif self.cycle is not None and self.cycle.response_complete:
+        elif head is None and self.cycle is not None and self.cycle.response_complete:
             self._start_head_timer()  # what came is no request, and has ended the wait for the next
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._first_bytes, self._reading = self._reading, b""
+        self._message_open = True
         self._in_head = self._begun_now = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -224,9 +247,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if parser.should_upgrade() and not self._should_upgrade():
             self._plain_head = self._without_upgrade()
             return
-        gateway: Gateway | None = self.app_state.get(STATE_KEY)
+        if self._gateway is None:
+            self._gateway = self.app_state.get(STATE_KEY)
         if (
-            gateway is None
+            self._gateway is None
             or not url.startswith(b"/v1/")
             or parser.get_method() != b"POST"
             or parser.get_http_version() != "1.1"
@@ -237,17 +261,55 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             return
         raw_path, _, query = url.partition(b"?")
-        scope: Any = self.scope
-        scope["method"] = "POST"
-        scope["path"], scope["raw_path"], scope["query_string"] = raw_path.decode("ascii"), raw_path, query
-        client = DirectClient(self, parser.should_keep_alive(), self.expect_100_continue)
+        client = DirectClient(self, body=b"", more_body=True, waits_to_send=self.expect_100_continue)
+        client.keep_alive = parser.should_keep_alive()
         self.cycle = self.client_side = client  # type: ignore[assignment]
-        exchange = gateway.exchange(scope, client)
-        task = exchange.task = self.loop.create_task(exchange.run())
-        self.tasks.add(task)
-        task.add_done_callback(client.finished)
+        head = self._starting = Head("POST", raw_path.decode("ascii"), raw_path, query, self.headers)
+        headers = head.headers
+        if client.keep_alive and b"transfer-encoding" not in headers and b"expect" not in headers:
+            known = learn(self._first_bytes, b"POST %b HTTP/1.1\r\n" % url)
+            self._known = (known, head) if known is not None else None
+        self._first_bytes = b""
+
+    def _begin(self, head: Head, client: DirectClient) -> None:
+        assert self._gateway is not None
+        self.cycle = self.client_side = client  # type: ignore[assignment]
+        run = self._gateway.begin(head, client, client.finished)
+        self.tasks.add(run)  # type: ignore[arg-type]
+        run.start()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but with one timer a connection that looks when the last answer was, not one an answer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        since = self._idle_since
+        if since is None:
+            return  # a request is on its way; the end of its answer sets the timer again
+        left = since + self.timeout_keep_alive - self.loop.time()
+        if left > 0.01:
+            self._look_again_in(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _look_again_in(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def on_message_complete(self) -> None:
+        self._message_open = False
         if self._plain_head is None:
             super().on_message_complete()
 

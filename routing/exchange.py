@@ -7,23 +7,22 @@ Limits, ledger and admission stand between (3) and (4). An exchange ends in exac
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from urllib.parse import parse_qs
-
-from asgiref.typing import HTTPScope
 
 from llmgw.core import logs
 from routing import accounting, answers, attempts, bodies, measures, openai
 from routing.client import Client, ClientLeft
 from routing.edge import DirectClient
+from routing.heads import Head
 from routing.journal import Record
 from routing.openai import Peek, Refusal
 from routing.plane import Plane
+from routing.run import Run
 from routing.table import Served, Target
 from routing.upstream import Connection, Silent, UpstreamError
-from tenants.keys import MAX_LENGTH, PREFIX_LENGTH, Grant
+from tenants.keys import PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +32,12 @@ DECODE_APART_BYTES = 128 * 1024
 
 ANYONE = Grant(digest="", key_id=None, prefix="", project_id=None, user_id=None, models=None, expires_at=None)
 """Whoever asks while `gateway.auth` is off."""
-_READ = frozenset(
-    (
-        b"authorization",
-        b"x-api-key",
-        b"api-key",
-        b"content-encoding",
-        b"content-length",
-        b"transfer-encoding",
-        b"expect",
-        b"origin",
-        b"content-type",
-    )
-)
 _WHERE = "Your project's page makes a new one."
 
 
 class Exchange:
-    task: asyncio.Task[None] | None = None
-    """The task that runs it; set by whoever starts it."""
+    task: Run | None = None
+    """What runs it; set by whoever starts it."""
     deadline: float | None = None
     """When the current wait is over, monotonic; the plane's watch looks at it."""
     sending = False
@@ -73,16 +59,13 @@ class Exchange:
     recorded = False
     _overdue = False
 
-    def __init__(self, plane: Plane, scope: HTTPScope, client: Client) -> None:
-        self.plane, self.scope, self.client = plane, scope, client
+    def __init__(self, plane: Plane, head: Head, client: Client) -> None:
+        self.plane, self.head, self.client = plane, head, client
         if isinstance(client, DirectClient):
             client.on_left = self.client_left
-        self.path, self.method = scope["path"], scope["method"]
+        self.path, self.method, self.headers = head.path, head.method, head.headers
         self.request_id = plane.next_id()
         self.started = time.monotonic()
-        self.passed: list[bytes] = []
-        """Header lines that the engine gets, in pieces."""
-        self.headers = self._read_headers()
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def overdue(self) -> None:
@@ -136,28 +119,17 @@ class Exchange:
             if self.watcher is not None:
                 self.watcher.cancel()
 
-    def _read_headers(self) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        for name, value in self.scope["headers"]:
-            if name in attempts.PASSED:
-                self.passed += (name, b": ", value, b"\r\n")
-            if name in _READ:
-                found[name] = found[name] + b"," + value if name in found else value
-        return found
-
     def authenticate(self) -> Grant:
         """(1) Whose request this is. Keys are looked up by their SHA-256, so time says nothing about them."""
         self.plane.check_fresh(self.started)
         if not self.plane.settings.gateway.auth:
             return ANYONE
-        token = self._token()
+        token = self.head.token
         if token is None:
             raise Refusal(
                 "key_missing", "Send a project key as `Authorization: Bearer sk-…`. Your project's page makes one."
             )
-        grant = None
-        if len(token) <= MAX_LENGTH:
-            grant = self.plane.table.grants.get(hashlib.sha256(token).hexdigest())
+        grant = self.plane.table.grants.get(self.head.digest)
         if grant is None:
             raise Refusal(
                 "key_unknown",
@@ -166,14 +138,6 @@ class Exchange:
         if grant.expires_at is not None and grant.expired(time.time()):
             raise Refusal("key_unknown", f"{_shown_key(token)} has expired. {_WHERE}")
         return grant
-
-    def _token(self) -> bytes | None:
-        authorization = self.headers.get(b"authorization")
-        if authorization is not None:
-            scheme, _, token = authorization.partition(b" ")
-            if scheme.lower() == b"bearer" and (token := token.strip()):
-                return token
-        return self.headers.get(b"x-api-key") or self.headers.get(b"api-key") or None
 
     def _check_route(self) -> None:
         path, method = self.path, self.method
@@ -221,7 +185,7 @@ class Exchange:
         assert grant is not None
         body, form = self.body, None
         if self.method == "GET":
-            name = _query_model(self.scope["query_string"])
+            name = _query_model(self.head.query)
         else:
             content_type = self.headers.get(b"content-type", b"")
             if content_type[:10].lower() == b"multipart/":
@@ -259,13 +223,14 @@ class Exchange:
         if self.served is not None:
             headers.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))
         length = self.headers.get(b"content-length", b"")
-        await answers.refuse(
-            self.client,
-            refusal,
-            headers,
-            unread=not self.body_read and (bool(length) or b"transfer-encoding" in self.headers),
-            small=length.isdigit() and int(length) <= answers.SMALL_BYTES,
-            waits_to_send=b"expect" in self.headers,
+        unread = not self.body_read and (bool(length) or b"transfer-encoding" in self.headers)
+        if not unread:
+            await self.client.answer(refusal.kind.status, headers, openai.envelope(refusal))
+            return
+        small = length.isdigit() and int(length) <= answers.SMALL_BYTES
+        # A task of its own, since it uses a time limit of asyncio's.
+        await asyncio.create_task(
+            answers.refuse_unread(self.client, refusal, headers, small=small, waits_to_send=b"expect" in self.headers)
         )
 
     async def _stopped(self) -> None:

@@ -11,8 +11,8 @@ from llmgw.config import Settings
 from routing import measures
 from routing.journal import Journal
 from routing.openai import Refusal
+from routing.pools import Pools
 from routing.table import EMPTY, Table
-from routing.upstream import Pools
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange

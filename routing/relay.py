@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 HOLD_BYTES = 256 * 1024
-_KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
 
 
 async def relay(exchange: Exchange, connection: Connection) -> None:
     """Pass the answer on and record it. Raises UpstreamError with `exchange.answering` telling what is left to do."""
-    headers, content_type, length = _headers(exchange, connection)
+    headers, answer = _headers(exchange, connection), connection.answer
+    content_type, length = answer.content_type, answer.length
     if content_type.startswith(b"text/event-stream"):
         await _stream(exchange, connection, headers)
     elif content_type.startswith(b"application/json") or connection.status >= 400:
@@ -36,26 +36,18 @@ async def relay(exchange: Exchange, connection: Connection) -> None:
         await _pass(exchange, connection, headers, length, b"")
 
 
-def _headers(exchange: Exchange, connection: Connection) -> tuple[Headers, bytes, bytes | None]:
+def _headers(exchange: Exchange, connection: Connection) -> Headers:
     target = exchange.target
     assert target is not None
     headers: Headers = [
         (b"x-request-id", exchange.request_id.encode()),
         (b"x-llmgw-queue-ms", b"%d" % exchange.queue_ms),
         *target.answer_headers,
+        *connection.answer.kept,
     ]
-    content_type, length = b"", None
-    for pair in connection.headers:
-        name = pair[0]
-        if name in _KEPT:
-            headers.append(pair)
-            if name == b"content-type":
-                content_type = pair[1].lower()
-        elif name == b"content-length":
-            length = pair[1]
     if exchange.plane.cors:
         headers += answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
-    return headers, content_type, length
+    return headers
 
 
 async def _whole(exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None) -> None:
@@ -123,7 +115,12 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
             await _pipe(exchange, connection, stream, client)
         else:
             while await _next(exchange, connection):
-                await _write(exchange, _passed(exchange, connection, stream, connection.take()))
+                data = stream.feed(connection.take())
+                if stream.done:  # before the client can see the end
+                    _record_stream(exchange, status, "", stream)
+                if stream.cut:
+                    raise _cut()
+                await _write(exchange, data)
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
         refusal = _broken(exchange, error)
         _record_stream(exchange, refusal.kind.status, refusal.code, stream)
@@ -139,14 +136,14 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
     """From the engine's connection straight to the client's, without a task waking up for each chunk."""
     idle_s = exchange.plane.settings.gateway.idle_timeout_s
 
-    def pass_on(data: bytes) -> None:
+    def pass_on(data: bytes, framed: bytes | None) -> None:
         exchange.deadline = time.monotonic() + idle_s
-        try:
-            data = _passed(exchange, connection, stream, data)
-        except Broken as error:
-            connection.fail(error)
-            return
-        if not client.push(data):
+        passed = stream.feed(data)
+        if stream.done and not exchange.recorded:  # before the client can see the end
+            _record_stream(exchange, connection.status, "", stream)
+        if stream.cut:
+            connection.fail(_cut())
+        elif not client.push(passed, framed if passed is data else None):
             exchange.sending = True
             connection.pause()
 
@@ -160,14 +157,8 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
     await connection.pipe(pass_on)
 
 
-def _passed(exchange: Exchange, connection: Connection, stream: Stream, data: bytes) -> bytes:
-    """What the client gets of `data`. The record is written before the client can see the end."""
-    data = stream.feed(data)
-    if stream.done and not exchange.recorded:
-        _record_stream(exchange, connection.status, "", stream)
-    if stream.cut:
-        raise Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
-    return data
+def _cut() -> Broken:
+    return Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
 
 
 async def _next(exchange: Exchange, connection: Connection) -> bool:

@@ -8,8 +8,9 @@ import time
 
 from routing import mappings, measures
 from routing.plane import Plane
+from routing.pools import Pool
 from routing.table import Target
-from routing.upstream import Connection, Pool, UpstreamError
+from routing.upstream import Connection, UpstreamError
 
 AT_ONCE = 32
 TIMEOUT_S = 3.0

@@ -1,27 +1,32 @@
-"""The edge towards engines: a small pooled HTTP/1.1 client on httptools.
+"""The edge towards engines: a small HTTP/1.1 client on httptools.
 
 A `Connection` carries one request at a time: connecting -> idle -> waiting for the head -> body -> idle or closed.
-Its owner waits on one future, which wakes for whatever comes next: data, the end, or a failure.
+Its owner waits on one signal, which is set for whatever comes next: data, the end, or a failure.
+
+Two short cuts go past the parser, for what is nearly all of the traffic: an answer whose head is the last one of this
+endpoint again and whose body came with it, and whole chunks of a stream that is being piped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import httptools
 
-from routing.table import Target
+from routing import heads
+from routing.run import Signal
+
+if TYPE_CHECKING:
+    from routing.pools import Pool
 
 HIGH_WATER_BYTES = 64 * 1024
 """Unread bytes of one answer after which no more is read from the engine."""
 HEAD_LIMIT_BYTES = 64 * 1024
-IDLE_S = 4.0
-"""Engines close kept-alive connections after 5 s or more; ours go first."""
-MAX_IDLE = 256
-MAX_CONNECTIONS = 2048
-"""Per endpoint."""
+_SIZES = {b"%x" % size: size for size in range(1, 8192)} | {b"%X" % size: size for size in range(1, 8192)}
+"""Chunk sizes as they are usually written; any other goes to the parser."""
+_KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
 
 
 class UpstreamError(Exception):
@@ -44,23 +49,50 @@ class Full(UpstreamError):
     """Every connection that an endpoint may have is in use."""
 
 
+class Answer:
+    """The head of an engine's answer. `kept`: the headers that its client gets; `length` as it was written."""
+
+    __slots__ = ("content_type", "framed", "kept", "length", "retry_after", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.kept = [pair for pair in headers if pair[0] in _KEPT]
+        self.content_type = b""
+        self.length: bytes | None = None
+        self.retry_after: bytes | None = None
+        self.framed = False
+        """Whether its end can be told from the connection's."""
+        for name, value in headers:
+            if name == b"content-type":
+                self.content_type = value.lower()
+            elif name == b"content-length":
+                self.length, self.framed = value, True
+            elif name == b"transfer-encoding":
+                self.framed = self.framed or value.lower().endswith(b"chunked")
+            elif name == b"retry-after":
+                self.retry_after = value
+
+
+_NOTHING = Answer(0, [])
+
+
 class Connection(asyncio.Protocol):
     __slots__ = (
+        "_aligned",
         "_chunks",
         "_head_bytes",
+        "_headers",
         "_keeps_alive",
-        "_loop",
         "_parser",
         "_paused",
         "_pool",
+        "_signal",
         "_sink",
-        "_waiter",
+        "answer",
         "buffered",
         "ended",
         "error",
         "fed",
-        "framed",
-        "headers",
         "idle",
         "idle_since",
         "reused",
@@ -68,11 +100,11 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
-        self._pool, self._loop = pool, loop
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None
+        self._signal = Signal()
         self.idle = self.reused = False
         self.idle_since = 0.0
         self.error: Exception | None = None
@@ -80,10 +112,11 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._chunks: list[bytes] = []
-        self._sink: Callable[[bytes], None] | None = None
+        self._sink: Callable[[bytes, bytes | None], None] | None = None
         self._head_bytes = self.buffered = self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._keeps_alive = self._paused = self.framed = self.ended = self.fed = False
+        self._headers: list[tuple[bytes, bytes]] = []
+        self.answer = _NOTHING
+        self._keeps_alive = self._paused = self._aligned = self.ended = self.fed = False
 
     # --- what the owner calls ----------------------------------------------------------------------------------------
     def send(self, head: bytes, body: bytes) -> None:
@@ -96,14 +129,14 @@ class Connection(asyncio.Protocol):
 
     async def connected(self) -> None:
         while self.transport is None and self.error is None:
-            await self._next()
+            await self._signal
         if self.error is not None:
             raise self.error
 
     async def head(self) -> None:
         """Until status and headers are there. Raises what the connection failed with."""
         while not self.status and self.error is None:
-            await self._next()
+            await self._signal
         if self.error is not None and not self.ended:
             raise self.error
 
@@ -114,15 +147,8 @@ class Connection(asyncio.Protocol):
                 return False
             if self.error is not None:
                 raise self.error
-            await self._next()
+            await self._signal
         return True
-
-    async def _next(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def take(self) -> bytes:
         """What came since the last call; lets the engine go on sending."""
@@ -146,13 +172,14 @@ class Connection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
-    async def pipe(self, sink: Callable[[bytes], None]) -> None:
-        """Hand all that comes to `sink` until the answer has ended. Raises what the connection failed with."""
+    async def pipe(self, sink: Callable[[bytes, bytes | None], None]) -> None:
+        """Hand all that comes to `sink` until the answer has ended: the bytes, and the same in their chunk where they
+        came as one. Raises what the connection failed with."""
         if self._chunks:
-            sink(self.take())
+            sink(self.take(), None)
         self._sink = sink
         while not self.ended and self.error is None:
-            await self._next()
+            await self._signal
         if self.error is not None and not self.ended:
             raise self.error
 
@@ -162,7 +189,7 @@ class Connection(asyncio.Protocol):
             self.error = error
         if self.transport is not None:
             self.transport.abort()
-        self._wake()
+        self._signal.set()
 
     def release(self) -> None:
         """Give it back: kept for the next request when the answer was whole, closed otherwise."""
@@ -189,13 +216,29 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
         if self.error is not None:
             self.transport.abort()  # type: ignore[union-attr]
-        self._wake()
+        self._signal.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._aligned and self._sink is not None:
+            at = data.find(b"\r\n", 0, 8)
+            size = _SIZES.get(data[:at]) if at > 0 else None
+            if size is not None and len(data) == at + size + 4 and data.endswith(b"\r\n"):
+                self._sink(data[at + 2 : -2], data)
+                return
+        elif not self.fed and not self.idle:
+            known = self._pool.known
+            body = known[0].body_of(data) if known is not None else None
+            if body is not None:
+                self.answer = known[1]  # type: ignore[index]
+                self.status = self.answer.status
+                self._chunks.append(body)
+                self.fed = self.ended = self._keeps_alive = True
+                self._signal.set()
+                return
         if self.idle or self.ended:
             self._lost("it sent more than its answer")
             return
-        self.fed = True
+        first, self.fed = not self.fed, True
         if not self.status:
             self._head_bytes += len(data)
         try:
@@ -209,149 +252,58 @@ class Connection(asyncio.Protocol):
         if self._sink is not None:
             if self._chunks:
                 chunks, self._chunks, self.buffered = self._chunks, [], 0
-                self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+                self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks), None)
             if self.ended:
-                self._wake()
+                self._signal.set()
             return
+        if first and self.ended and self._keeps_alive and self.answer.length is not None:
+            self._learn(data)
         if self.buffered > HIGH_WATER_BYTES:
             self.pause()
-        self._wake()
+        self._signal.set()
+
+    def _learn(self, data: bytes) -> None:
+        known = heads.learn(data, b"HTTP/1.1 %d" % self.status)
+        if known is not None and b"transfer-encoding" not in (name for name, _ in self._headers):
+            self._pool.known = known, self.answer
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self.status:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status: int = self._parser.get_status_code()
         if status < 200:
-            self.headers = []
+            self._headers = []
             return
         self.status = status
-        for name, value in self.headers:
-            if name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked")):
-                self.framed = True
+        self.answer = Answer(status, self._headers)
+
+    def on_chunk_header(self) -> None:
+        self._aligned = False
+
+    def on_chunk_complete(self) -> None:
+        self._aligned = True
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
         self.buffered += len(body)
 
     def on_message_complete(self) -> None:
+        self._aligned = False
         if self.status:
             self.ended = True
             self._keeps_alive = self._parser.should_keep_alive()  # known only here
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended and self.error is None:
-            if self.status and not self.framed and exc is None:
+            if self.status and not self.answer.framed and exc is None:
                 self.ended = True  # for an answer that names no length, this is its end
             else:
                 self.error = Broken("the connection was lost")
         self._pool.closed(self)
-        self._wake()
+        self._signal.set()
 
     def _lost(self, why: str) -> None:
         self.fail(Broken(why))
         self._pool.closed(self)
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-
-class Pool:
-    """Connections to one endpoint, the most recently used first."""
-
-    __slots__ = ("_all", "_idle", "_loop", "_opening", "host", "port")
-
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
-        self._loop = asyncio.get_running_loop()
-        self._idle: deque[Connection] = deque()
-        self._all: set[Connection] = set()
-        self._opening: set[asyncio.Task[None]] = set()
-
-    def idle(self) -> Connection | None:
-        """One that is open already."""
-        while self._idle:
-            connection = self._idle.pop()
-            connection.idle = False
-            if connection.transport is not None and not connection.transport.is_closing():
-                return connection
-        return None
-
-    def open(self) -> Connection:
-        """A fresh one, on its way: wait for `connected()`. Raises Full."""
-        if len(self._all) >= MAX_CONNECTIONS:
-            raise Full(f"{MAX_CONNECTIONS} connections to it are in use")
-        connection = Connection(self, self._loop)
-        self._all.add(connection)
-        task = self._loop.create_task(self._connect(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        return connection
-
-    async def _connect(self, connection: Connection) -> None:
-        try:
-            await self._loop.create_connection(lambda: connection, self.host, self.port)
-        except OSError as error:
-            connection.fail(ConnectFailed(error.strerror or str(error)))
-            self.closed(connection)
-
-    def put(self, connection: Connection) -> None:
-        if len(self._idle) >= MAX_IDLE:
-            assert connection.transport is not None
-            connection.transport.close()
-            return
-        connection.idle, connection.idle_since = True, self._loop.time()
-        self._idle.append(connection)
-
-    def closed(self, connection: Connection) -> None:
-        self._all.discard(connection)
-        if connection.idle:
-            connection.idle = False
-            self._idle.remove(connection)
-
-    def prune(self, now: float) -> None:
-        """Close what has not been used for a while."""
-        while self._idle and now - self._idle[0].idle_since > IDLE_S:
-            connection = self._idle.popleft()
-            connection.idle = False
-            if connection.transport is not None:
-                connection.transport.close()
-
-    async def close(self) -> None:
-        for task in tuple(self._opening):
-            task.cancel()
-        for connection in tuple(self._all):
-            connection.idle = False
-            connection.fail(Broken("the gateway stops"))
-        self._idle.clear()
-        self._all.clear()
-        await asyncio.gather(*tuple(self._opening), return_exceptions=True)
-
-
-class Pools:
-    """The pool of each endpoint; those of endpoints that are gone are dropped."""
-
-    def __init__(self) -> None:
-        self._pools: dict[tuple[str, str, int], Pool] = {}
-
-    def of(self, target: Target) -> Pool:
-        pool = self._pools.get(target.address)
-        if pool is None:
-            pool = self._pools[target.address] = Pool(target.host, target.port)
-        return pool
-
-    def prune(self, now: float) -> None:
-        for pool in self._pools.values():
-            pool.prune(now)
-
-    def keep(self, targets: tuple[Target, ...], now: float) -> None:
-        """Forget the pools of endpoints that are no more; requests still on them end on their own."""
-        known = {target.address for target in targets}
-        for address in [each for each in self._pools if each not in known]:
-            self._pools.pop(address).prune(now + 2 * IDLE_S)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
-        self._pools.clear()

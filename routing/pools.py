@@ -1,0 +1,117 @@
+"""The connections to each endpoint: kept alive for the next request, bounded in number, closed before engines do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from routing.heads import Known
+from routing.table import Target
+from routing.upstream import Answer, Broken, ConnectFailed, Connection, Full
+
+IDLE_S = 4.0
+"""Engines close kept-alive connections after 5 s or more; ours go first."""
+MAX_IDLE = 256
+MAX_CONNECTIONS = 2048
+"""Per endpoint."""
+
+
+class Pool:
+    """Connections to one endpoint, the most recently used first."""
+
+    __slots__ = ("_all", "_idle", "_loop", "_opening", "host", "known", "port")
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[Connection] = deque()
+        self._all: set[Connection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self.known: tuple[Known, Answer] | None = None
+        """The last head of an answer from here that came with its body, to be recognised."""
+
+    def idle(self) -> Connection | None:
+        """One that is open already."""
+        while self._idle:
+            connection = self._idle.pop()
+            connection.idle = False
+            if connection.transport is not None and not connection.transport.is_closing():
+                return connection
+        return None
+
+    def open(self) -> Connection:
+        """A fresh one, on its way: wait for `connected()`. Raises Full."""
+        if len(self._all) >= MAX_CONNECTIONS:
+            raise Full(f"{MAX_CONNECTIONS} connections to it are in use")
+        connection = Connection(self)
+        self._all.add(connection)
+        task = self._loop.create_task(self._connect(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return connection
+
+    async def _connect(self, connection: Connection) -> None:
+        try:
+            await self._loop.create_connection(lambda: connection, self.host, self.port)
+        except OSError as error:
+            connection.fail(ConnectFailed(error.strerror or str(error)))
+            self.closed(connection)
+
+    def put(self, connection: Connection) -> None:
+        if len(self._idle) >= MAX_IDLE:
+            assert connection.transport is not None
+            connection.transport.close()
+            return
+        connection.idle, connection.idle_since = True, self._loop.time()
+        self._idle.append(connection)
+
+    def closed(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection.idle:
+            connection.idle = False
+            self._idle.remove(connection)
+
+    def prune(self, now: float) -> None:
+        """Close what has not been used for a while."""
+        while self._idle and now - self._idle[0].idle_since > IDLE_S:
+            connection = self._idle.popleft()
+            connection.idle = False
+            if connection.transport is not None:
+                connection.transport.close()
+
+    async def close(self) -> None:
+        for task in tuple(self._opening):
+            task.cancel()
+        for connection in tuple(self._all):
+            connection.idle = False
+            connection.fail(Broken("the gateway stops"))
+        self._idle.clear()
+        self._all.clear()
+        await asyncio.gather(*tuple(self._opening), return_exceptions=True)
+
+
+class Pools:
+    """The pool of each endpoint; those of endpoints that are gone are dropped."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[str, str, int], Pool] = {}
+
+    def of(self, target: Target) -> Pool:
+        pool = self._pools.get(target.address)
+        if pool is None:
+            pool = self._pools[target.address] = Pool(target.host, target.port)
+        return pool
+
+    def prune(self, now: float) -> None:
+        for pool in self._pools.values():
+            pool.prune(now)
+
+    def keep(self, targets: tuple[Target, ...], now: float) -> None:
+        """Forget the pools of endpoints that are no more; requests still on them end on their own."""
+        known = {target.address for target in targets}
+        for address in [each for each in self._pools if each not in known]:
+            self._pools.pop(address).prune(now + 2 * IDLE_S)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        self._pools.clear()
