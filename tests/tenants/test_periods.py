@@ -75,6 +75,15 @@ def test_days_on_which_clocks_change_have_their_own_length(name: str, day: date,
     assert end - start == hours * 3600
 
 
+def test_a_day_that_begins_twice_has_begun_the_first_time() -> None:
+    # In Goose Bay one minute past midnight became eleven in the evening: for an hour the date was yesterday's again.
+    again = datetime(2010, 11, 6, 23, 30, fold=1, tzinfo=ZoneInfo("America/Goose_Bay"))
+    start, end = bounds("day", "America/Goose_Bay", again.timestamp())
+    assert end is not None
+    assert start == datetime(2010, 11, 7, tzinfo=ZoneInfo("America/Goose_Bay")).timestamp()
+    assert end - start == 25 * 3600
+
+
 def test_a_month_ends_with_its_last_day_and_a_week_begins_on_monday() -> None:
     now = datetime(2028, 2, 29, 23, 59, 59, tzinfo=ZoneInfo("Asia/Kathmandu")).timestamp()
     assert [local(each or 0, "Asia/Kathmandu").isoformat() for each in bounds("month", "Asia/Kathmandu", now)] == [
