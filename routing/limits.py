@@ -13,14 +13,12 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from routing.ledger import Ledger
-from routing.over import MONEY, QUOTA, REQUESTS, SLOTS, TOKENS, Over, over
+from routing.over import DUST, MONEY, QUOTA, REQUESTS, SLOTS, TOKENS, Over, over
 from tenants.keys import Grant
 from tenants.limits import Budget, Limit, Period
 from tenants.periods import bounds
 
 MINUTE_S = 60.0
-DUST = 1e-6
-"""Far less than one request or token: what floating point leaves of a bucket that is empty."""
 
 Name = tuple[int, str, int]
 Header = tuple[bytes, bytes]

@@ -18,6 +18,8 @@ SLOTS: Final = 2
 QUOTA: Final = 3
 MONEY: Final = 4
 
+DUST: Final = 1e-6
+"""Far less than one request or token: what floating point leaves of a bucket that is empty."""
 FREED_RETRY_S = 2.0
 """When to try again where requests in flight stand in the way: nobody knows when they end."""
 NEVER_RETRY_S = 3600.0
@@ -40,14 +42,38 @@ def over(meter: Meter, need: int, now: float, offset: float) -> Over:
 
 
 def _rate(meter: Meter, need: int, now: float) -> Over:
-    what = "requests" if meter.unit == REQUESTS else "tokens"
+    whose = _sentence(meter.whose)
     if need > meter.amount:
         if meter.unit == REQUESTS:
-            text = f"{_sentence(meter.whose)} may send no requests: its limit is 0 a minute."
+            text = f"{whose} may send no requests: its limit is 0 a minute."
         else:
-            show = _money if meter.unit == MONEY else _count
-    text = f"The {kind} of {meter.whose} {_PERIODS[meter.period]} has"
-    text += f" {show(int(meter.used))} of {show(meter.amount)} used"
+            text = (
+                f"This request may need {need:,} tokens, and {meter.whose} is limited to {meter.amount:,} a minute:"
+                " it never fits. Ask for fewer (max_tokens), send less, or have the limit raised."
+            )
+        return Over("rate_limited", text, NEVER_RETRY_S)
+    used = meter.used_at(now)
+    resets_s = max((used + need - meter.amount) / meter.rate, 1.0)
+    what, needs = ("requests", "") if meter.unit == REQUESTS else ("tokens", f", and this request may need {need:,}")
+    text = f"{whose} has used {math.ceil(used - DUST):,} of {meter.amount:,} {what} a minute{needs}."
+    return Over("rate_limited", f"{text} Try again in {math.ceil(resets_s)} s.", resets_s)
+
+
+def _slots(meter: Meter) -> Over:
+    whose = _sentence(meter.whose)
+    if meter.amount == 0:
+        return Over("rate_limited", f"{whose} may run no requests: its limit is 0 at once.", NEVER_RETRY_S)
+    text = f"{whose} runs {meter.reserved + meter.others:,} of {meter.amount:,} requests at once."
+    return Over("rate_limited", f"{text} Try again when one of them has ended.", FREED_RETRY_S)
+
+
+def _budget(meter: Meter, need: int, now: float, offset: float) -> Over:
+    if meter.unit == MONEY:
+        code, kind, verb, show = "budget_exceeded", "budget", "may cost", _money
+    else:
+        code, kind, verb, show = "quota_exceeded", "token quota", "may need", _count
+    used, held = int(meter.used), meter.reserved + meter.others
+    text = f"The {kind} of {meter.whose} {_PERIODS[meter.period]} has {show(used)} of {show(meter.amount)} used"
     if held:
         text += f" and {show(held)} reserved for requests in flight"
     text += f"; this request {verb} {show(need)}. "
@@ -57,7 +83,7 @@ def _rate(meter: Meter, need: int, now: float) -> Over:
         resets_s = max(meter.ends_at - offset - now, 1.0)
         when = datetime.fromtimestamp(meter.ends_at, zone(meter.time_zone))
         reset = f"It resets on {when:%Y-%m-%d at %H:%M} ({meter.time_zone})."
-    if meter.used + need <= meter.amount:
+    if used + need <= meter.amount:
         resets_s = FREED_RETRY_S
         text += "Try again when some of them have ended. "
     return Over(code, text + reset, resets_s)
