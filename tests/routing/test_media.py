@@ -68,9 +68,7 @@ def body(*parts: Any, **more: Any) -> bytes:
     ],
 )
 def test_a_part_that_names_an_address_is_refused_by_its_field(part: dict[str, Any], field: str, address: str) -> None:
-    text = json.dumps(part, default=lambda _: address)
-    filled = json.loads(json.dumps(_filled(part, address)))
-    assert text
+    filled = _filled(part, address)
     found = forbidden(body({"type": "text", "text": "look"}, filled), OFF)
     assert found == f"messages[0].content[1].{field}"
     assert forbidden(body(filled), policy("any")) is None
