@@ -101,6 +101,10 @@ class Nodes(Section):
 class Usage(Section):
     flush_s: float = 1.0
     """How often finished requests move from the journal to the store."""
+    keep_days: Annotated[float, Field(gt=0)] = 90.0
+    """How long the record of each request is kept."""
+    keep_explained_days: Annotated[float, Field(gt=0)] = 7.0
+    """How long a record says why the request went where it went; the rest of it stays."""
 
 
 class Logging(Section):
