@@ -56,6 +56,7 @@ app.conf.update(
             "options": {"expires": _config.nodes.reconcile_s * 2},
         },
         "tidy": {"task": "nodes.tasks.tidy", "schedule": 3600.0, "options": {"expires": 3600.0}},
+        "tidy-usage": {"task": "tenants.tasks.tidy_usage", "schedule": 600.0, "options": {"expires": 600.0}},
     },
 )
 app.autodiscover_tasks(["nodes", "tenants", "catalog"])
