@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
+
+from tenants import money
 
 Subject = Literal["organisation", "team", "project", "key"]
 SUBJECTS: tuple[Subject, ...] = ("organisation", "team", "project", "key")
@@ -103,3 +106,64 @@ def both(wider: frozenset[str] | None, narrower: frozenset[str] | None) -> froze
     if wider is None or narrower is None:
         return narrower if wider is None else wider
     return wider & narrower
+
+
+# --- what may be set -------------------------------------------------------------------------------------------------
+MAX_NAMES = 256
+MAX_NAME = 200
+MAX_BAND = 20
+MAX_AMOUNT = 10**18
+MAX_BUDGETS = 8
+"""Of one subject: each of them is looked at for every request."""
+
+
+def names_objection(names: object) -> str:
+    """Why this is no list of names of models and adapters, in a sentence; empty when it is."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return 'Write a list of names of models and adapters, such as ["smollm2"]; [] means all.'
+    if len(names) > MAX_NAMES:
+        return f"There are {len(names)} names; {MAX_NAMES} are the most."
+    for name in names:
+        if not name or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
+            return f"A name has 1 to {MAX_NAME} characters that can be seen; {_shown(name)} is none."
+    return ""
+
+
+def band_objection(band: str) -> str:
+    if len(band) > MAX_BAND or not band.isprintable() or band != band.strip():
+        return f"A band has at most {MAX_BAND} characters that can be seen; {_shown(band)} is none."
+    return ""
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40]).encode("utf-8", "backslashreplace").decode()
+
+
+def amount_of(unit: Unit, written: Decimal) -> int:
+    """A budget's amount as rows have it, from how people write it. ValueError says what is wrong with it."""
+    if unit == "tokens":
+        if written != written.to_integral_value():
+            raise ValueError("Tokens are whole; leave the decimals out.")
+        found = int(written)
+    else:
+        found = money.units(written)
+    if not 0 < found <= MAX_AMOUNT:
+        raise ValueError("An amount is more than nothing and has at most 10 digits before the point (tokens: 18).")
+    return found
+
+
+def written_amount(unit: Unit, amount: int) -> Decimal:
+    return Decimal(amount) if unit == "tokens" else money.decimal(amount)
+
+
+def runs_out(*, start: float, end: float | None, now: float, used: int, amount: int) -> float | None:
+    """When a budget is used up at the pace so far, if that is before its period ends."""
+    if used <= 0 or used >= amount or now <= start or end is None:
+        return None
+    at = start + (now - start) * amount / used
+    return at if at < end else None
+
+
+def priced(models: frozenset[str] | None, prices: Iterable[money.Price], now: float) -> bool:
+    """Whether any of these models (None: any at all) has a price at that time; without one money is not counted."""
+    return any(price.valid_from <= now and (models is None or price.model in models) for price in prices)
