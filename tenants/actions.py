@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -13,9 +14,12 @@ from llmgw.core import doorbell
 from tenants import audit
 from tenants.audit import Actor
 from tenants.keys import new_secret
-from tenants.models import ApiToken, Key, Membership, Organisation, Project, Role, Team, User
+from tenants.limits import MAX_BUDGETS, Period, Unit
+from tenants.models import ApiToken, Budget, Key, Membership, Organisation, Price, Project, Role, Team, User
 
 SCOPES = ("read", "write")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "band", "models_allowed")
+Subject = Organisation | Team | Project | Key
 
 
 @transaction.atomic
@@ -109,3 +113,117 @@ def revoke_api_token(*, token: ApiToken, actor: Actor) -> bool:
     if revoked:
         audit.record(actor, "revoke API token", str(token))
     return bool(revoked)
+
+
+# --- limits, budgets, prices -----------------------------------------------------------------------------------------
+@transaction.atomic
+def set_limits(*, subject: Subject, values: Mapping[str, Any], actor: Actor) -> bool:
+    """Set those of LIMITS that `values` names, checked by whoever calls. False when they stood so already."""
+    row = type(subject)._default_manager.select_for_update().get(pk=subject.pk)  # type: ignore[attr-defined]
+    after = {name: value for name, value in values.items() if name in LIMITS and getattr(row, name) != value}
+    if not after:
+        return False
+    before = {name: getattr(row, name) for name in after}
+    type(subject)._default_manager.filter(pk=subject.pk).update(**after)  # type: ignore[attr-defined]
+    for name, value in after.items():
+        setattr(subject, name, value)
+    audit.record(actor, "set limits", named(subject), before=before, after=after)
+    doorbell.table_changed()
+    return True
+
+
+@transaction.atomic
+def make_budget(
+    *, subject: Subject, unit: Unit, amount: int, period: Period, stops: bool = True, actor: Actor
+) -> Budget:
+    """`amount` as tenants.limits.amount_of makes it. ValueError when the subject has as many as it may."""
+    type(subject)._default_manager.select_for_update().get(pk=subject.pk)  # type: ignore[attr-defined]
+    if len(Budget.objects.of(subject)[:MAX_BUDGETS]) == MAX_BUDGETS:
+        raise ValueError(f"{named(subject)} has {MAX_BUDGETS} budgets, which is the most. Change or remove one.")
+    budget = Budget(unit=unit, amount=amount, period=period, stops=stops)
+    setattr(budget, str(subject._meta.model_name), subject)
+    budget.save()
+    audit.record(actor, "make budget", named(subject), after=_told(budget))
+    doorbell.table_changed()
+    return budget
+
+
+@transaction.atomic
+def change_budget(*, budget: Budget, values: Mapping[str, Any], actor: Actor) -> bool:
+    """Change `unit`, `amount`, `period` or `stops`. False when nothing is different, or the budget is gone."""
+    row = Budget.objects.select_for_update().filter(pk=budget.pk).first()
+    if row is None:
+        return False
+    before = _told(row)
+    for each in (row, budget):
+        for name in ("unit", "amount", "period", "stops"):
+            setattr(each, name, values.get(name, getattr(row, name)))
+    after = _told(row)
+    if before == after:
+        return False
+    row.save()
+    audit.record(actor, "change budget", named(row.subject), before=before, after=after)
+    doorbell.table_changed()
+    return True
+
+
+@transaction.atomic
+def remove_budget(*, budget: Budget, actor: Actor) -> bool:
+    subject, before = named(budget.subject), _told(budget)
+    removed, _ = Budget.objects.filter(pk=budget.pk).delete()
+    if not removed:
+        return False
+    audit.record(actor, "remove budget", subject, before=before)
+    doorbell.table_changed()
+    return True
+
+
+@transaction.atomic
+def set_price(
+    *,
+    model: str,
+    valid_from: datetime,
+    input: int,
+    output: int,
+    cached_input: int | None = None,
+    request: int = 0,
+    actor: Actor,
+) -> Price:
+    """What a model costs from then on, in units of 10^-8. What was recorded before keeps the cost that it had."""
+    old = Price.objects.select_for_update().filter(model=model, valid_from=valid_from).first()
+    values = {"input": input, "output": output, "cached_input": cached_input, "request": request}
+    before = {name: getattr(old, name) for name in values} if old else None
+    if old and before == values:
+        return old
+    price, _ = Price.objects.update_or_create(model=model, valid_from=valid_from, defaults=values)
+    audit.record(actor, "set price", str(price), before=before, after=values)
+    doorbell.table_changed()
+    return price
+
+
+@transaction.atomic
+def remove_price(*, price: Price, actor: Actor) -> bool:
+    before = {name: getattr(price, name) for name in ("input", "output", "cached_input", "request")}
+    removed, _ = Price.objects.filter(pk=price.pk).delete()
+    if not removed:
+        return False
+    audit.record(actor, "remove price", str(price), before=before)
+    doorbell.table_changed()
+    return True
+
+
+def named(subject: Subject) -> str:
+    """How the audit tells apart what may bear the same name: "project Research / bot"."""
+    match subject:
+        case Team():
+            return f"team {subject}"
+        case Project():
+            return f"project {subject.team} / {subject}"
+        case Key():
+            return f"key {subject}"
+        case _:
+            return f"organisation {subject}"
+
+
+def _told(budget: Budget) -> dict[str, Any]:
+    return {name: getattr(budget, name) for name in ("unit", "amount", "period", "stops")}

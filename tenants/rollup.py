@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -99,11 +100,26 @@ def add(rows: Iterable[Counted]) -> None:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a budget's current period holds. `amount` in the budget's unit; `unpriced` of `requests` cost nothing."""
+
+    start: float
+    amount: int = 0
+    requests: int = 0
+    unpriced: int = 0
+
+
 def spent(budgets: Iterable[Budget], now: float) -> dict[int, tuple[float, int]]:
-    """Per budget: when its current period began, and what was used since, in its unit.
+    """Per budget: when its current period began, and what was used since, in its unit. Queries as `standing`."""
+    return {number: (each.start, each.amount) for number, each in standing(budgets, now).items()}
+
+
+def standing(budgets: Iterable[Budget], now: float) -> dict[int, Spent]:
+    """What each budget's current period holds so far. Everything counts that was recorded, failed requests too.
 
     One query for each instant at which periods began (one time zone has at most four), and one for the tree, however
-    many budgets there are. Everything counts that was recorded, failed requests too.
+    many budgets there are.
     """
     by_start: dict[float, list[Budget]] = defaultdict(list)
     for budget in budgets:
@@ -114,20 +130,25 @@ def spent(budgets: Iterable[Budget], now: float) -> dict[int, tuple[float, int]]
         project: {"organisation": organisation, "team": team, "project": project}
         for project, team, organisation in Project.objects.values_list("pk", "team_id", "team__organisation_id")
     }
-    found: dict[int, tuple[float, int]] = {}
+    found: dict[int, Spent] = {}
     for start, group in by_start.items():
         wanted = {(budget.subject, budget.subject_id) for budget in group}
         sums = _sums_since(start, wanted, above)
         for budget in group:
-            tokens, cost = sums.get((budget.subject, budget.subject_id), (0, 0))
-            found[budget.budget_id] = (start, cost if budget.unit == "money" else tokens)
+            tokens, cost, requests, unpriced = sums.get((budget.subject, budget.subject_id), _NOTHING)
+            amount = cost if budget.unit == "money" else tokens
+            found[budget.budget_id] = Spent(start, amount, requests, unpriced)
     return found
+
+
+_Sums = tuple[int, int, int, int]
+_NOTHING: _Sums = (0, 0, 0, 0)
 
 
 def _sums_since(
     start: float, wanted: set[tuple[Subject, int]], above: dict[int, dict[Subject, int]]
-) -> dict[tuple[Subject, int], tuple[int, int]]:
-    """Tokens and cost of each of `wanted`. One query."""
+) -> dict[tuple[Subject, int], _Sums]:
+    """Tokens, cost, requests and those without a price, of each of `wanted`. One query."""
     keys = [number for subject, number in wanted if subject == "key"]
     projects = [project for project, over in above.items() if not wanted.isdisjoint(over.items())]
     rows: QuerySet[UsageSlot] = UsageSlot.objects.all()
@@ -135,14 +156,13 @@ def _sums_since(
         rows = rows.filter(at__gte=datetime.fromtimestamp(start, UTC))
     if len(keys) + len(projects) <= NAMED_AT_ONCE:
         rows = rows.filter(Q(project__in=projects) | Q(key__in=keys))
-    found: dict[tuple[Subject, int], tuple[int, int]] = {}
-    groups = rows.values("project", "key").annotate(
-        tokens=Sum(F("prompt_tokens") + F("completion_tokens")), money=Sum("cost")
-    )
-    for group in groups.order_by():
-        over: dict[Subject, int] = {**above.get(group["project"], {}), "key": group["key"]}
+    found: dict[tuple[Subject, int], _Sums] = {}
+    tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
+    groups = rows.values_list("project", "key").order_by()
+    for project, key, *group in groups.annotate(tokens, Sum("cost"), Sum("requests"), Sum("unpriced")):
+        over: dict[Subject, int] = {**above.get(project, {}), "key": key}
         for each in over.items():
             if each in wanted:
-                tokens, money = found.get(each, (0, 0))
-                found[each] = (tokens + int(group["tokens"]), money + int(group["money"]))
+                a, b, c, d = found.get(each, _NOTHING)
+                found[each] = (a + int(group[0]), b + int(group[1]), c + int(group[2]), d + int(group[3]))
     return found
