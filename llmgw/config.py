@@ -101,6 +101,8 @@ class Nodes(Section):
 class Usage(Section):
     flush_s: float = 1.0
     """How often finished requests move from the journal to the store."""
+    currency: Annotated[str, Field(pattern="^[A-Z]{3}$")] = "EUR"
+    """What prices and budgets are in, as three letters. It is only shown: nothing is converted."""
     keep_days: Annotated[float, Field(gt=0)] = 90.0
     """How long the record of each request is kept."""
     keep_explained_days: Annotated[float, Field(gt=0)] = 7.0
