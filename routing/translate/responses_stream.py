@@ -88,12 +88,13 @@ class Shape:
         }
 
     def ended(self, items: list[Item], end: End) -> Object:
+        """Where the answer was cut, only its last item can be incomplete."""
         reason = _INCOMPLETE.get(end.reason)
         status = "incomplete" if reason else "completed"
         return self.response(
             status,
             incomplete_details={"reason": reason} if reason else None,
-            output=[item.shown(status) for item in items],
+            output=[item.shown("completed") for item in items[:-1]] + [item.shown(status) for item in items[-1:]],
             usage=_usage(end),
         )
 
@@ -150,9 +151,10 @@ class ResponsesWriter(Writer):
 
     def finished(self, end: End) -> None:
         status = "incomplete" if end.reason in _INCOMPLETE else "completed"
+        last = self._items[-1] if self._items else None
         self._close(status)
         for item in self._calls:
-            self._done(item, status)
+            self._done(item, status if item is last else "completed")
         self._say(f"response.{status}", {"response": self._shape.ended(self._items, end)})
 
     def failed(self, refusal: Refusal) -> None:
