@@ -49,6 +49,10 @@ JOURNAL_BYTES = Computed("llmgw_journal_pending_bytes", "Size of the journal on 
 TABLE_AGE = Computed(
     "llmgw_table_age_seconds", "Time since the store last confirmed what this gateway knows; grows while it is away."
 )
+LIMITS_ALONE = Computed(
+    "llmgw_limits_alone",
+    "1 while Redis cannot be reached and each gateway enforces limits and budgets by itself; absent without Redis.",
+)
 STALE = Computed("llmgw_table_stale", "1 while the store cannot be reached and requests are served with what is known.")
 IN_FLIGHT = Computed("llmgw_requests_in_flight", "Requests that are being read, tried or answered now.")
 ENDPOINTS = Computed(

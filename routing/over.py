@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -68,10 +69,11 @@ def _slots(meter: Meter) -> Over:
 
 
 def _budget(meter: Meter, need: int, now: float, offset: float) -> Over:
+    show: Callable[[int], str] = _money if meter.unit == MONEY else _count
     if meter.unit == MONEY:
-        code, kind, verb, show = "budget_exceeded", "budget", "may cost", _money
+        code, kind, verb = "budget_exceeded", "budget", "may cost"
     else:
-        code, kind, verb, show = "quota_exceeded", "token quota", "may need", _count
+        code, kind, verb = "quota_exceeded", "token quota", "may need"
     used, held = int(meter.used), meter.reserved + meter.others
     text = f"The {kind} of {meter.whose} {_PERIODS[meter.period]} has {show(used)} of {show(meter.amount)} used"
     if held:
