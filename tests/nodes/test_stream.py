@@ -85,6 +85,8 @@ def full_register() -> protocol.Register:
         profile_digest="d" * 64,
         engine="llamacpp",
         source="/x.gguf",
+        adapters=(protocol.Adapter(name="a", source="/a.gguf"),),
+        max_loaded_adapters=4,
         args=("--a",),
         env={"A": "1"},
         gpus=("GPU-1",),
@@ -187,6 +189,7 @@ async def test_a_register_through_the_wire_finds_every_field_again(token: str) -
             spec.profile_digest,
         )
         assert (replica.engine, replica.weight, replica.state) == (spec.engine, spec.slots, "loading")
+        assert (replica.adapters, replica.max_loaded_adapters) == ([{"name": "a", "source": "/a.gguf"}], 4)
         shard = await replica.shards.aget()
         assert (shard.node_id, shard.rank, shard.gpus, shard.cores) == ("one", 0, ["GPU-1"], 4)
         assert (shard.state, shard.port, shard.pid, shard.reason) == ("loading", 9001, 77, "so")
