@@ -157,9 +157,13 @@ def _sums_since(
     if len(keys) + len(projects) <= NAMED_AT_ONCE:
         rows = rows.filter(Q(project__in=projects) | Q(key__in=keys))
     found: dict[tuple[Subject, int], _Sums] = {}
-    tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
     groups = rows.values_list("project", "key").order_by()
-    for project, key, *group in groups.annotate(tokens, Sum("cost"), Sum("requests"), Sum("unpriced")):
+    for project, key, *group in groups.annotate(
+        tokens=Sum(F("prompt_tokens") + F("completion_tokens")),
+        units=Sum("cost"),
+        calls=Sum("requests"),
+        free=Sum("unpriced"),
+    ):
         over: dict[Subject, int] = {**above.get(project, {}), "key": key}
         for each in over.items():
             if each in wanted:
