@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 from hypothesis import strategies as st
 
-from routing.translate import Translation
+from routing.translate import Translation, for_route
 from routing.translate.chat import ChatStream
 
 USAGE = {
@@ -125,3 +129,39 @@ def asked(translation: Translation, body: dict[str, Any], request_id: str = "req
     found = json.loads(translation.request(json.dumps(body).encode(), "real", request_id))
     assert isinstance(found, dict)
     return found
+
+
+@contextmanager
+def translating(answer: bytes, kind: str = "json", status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server whose requests become a chat endpoint's and get `answer`, translated: where it is and what it asked."""
+    seen: list[dict[str, Any]] = []
+
+    class Door(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            translation = for_route(self.path)
+            assert translation is not None
+            body = self.rfile.read(int(self.headers["content-length"]))
+            seen.append(json.loads(translation.request(body, "real", "req-1")))
+            if status != 200:
+                out = translation.error(answer, status)
+            elif kind == "json":
+                out = translation.answer(answer)
+            else:
+                out = through(translation.stream(), answer)
+            self.send_response(status)
+            self.send_header("content-type", "application/json" if kind == "json" else "text/event-stream")
+            self.send_header("content-length", str(len(out)))
+            self.end_headers()
+            self.wfile.write(out)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Door) as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", seen
+        finally:
+            server.shutdown()
+            thread.join()

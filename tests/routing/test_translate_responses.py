@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -27,6 +26,7 @@ from tests.routing.chats import (
     talks,
     texts,
     through,
+    translating,
     usage_chunk,
 )
 from tests.routing.test_sse import cuts, split
@@ -393,6 +393,16 @@ def test_however_the_bytes_are_split_a_stream_says_what_the_whole_answer_says(
         assert "".join(deltas) == text
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_stream_may_come_byte_by_byte_with_lines_that_end_in_any_way(end: bytes) -> None:
+    sent = b": hello\n\n\n\nid: 1\n\n" + Talk(said=["hé", "\U0001f600"], calls=[["{", "}"]]).stream()
+    sent = sent.replace(b"data: ", b"event: x\ndata:").replace(b"\n", end)
+    out = through(stream(), *(sent[at : at + 1] for at in range(len(sent))))
+    assert out == through(stream(), sent)
+    assert out.startswith(b": keep-alive\n\n: keep-alive\n\nevent: response.created\n")
+    assert checked(out)[-1]["response"]["output"][0]["content"][0]["text"] == "hé\U0001f600"
+
+
 def test_a_stream_begins_and_ends_as_openais_does() -> None:
     sent = chunk({"role": "assistant", "content": ""}) + chunk({"content": "a"}) + chunk({}, "stop") + DONE
     assert [each["type"] for each in checked(through(stream(), sent))] == [
@@ -443,7 +453,7 @@ def test_calls_that_share_an_index_or_have_none_are_told_apart_by_id_and_name() 
 
 
 def test_choices_that_nobody_asked_for_are_left_out() -> None:
-    other = event({**BASE, "choices": [{"index": 1, "delta": {"content": "other"}}]})
+    other = event({**BASE, "choices": [{"index": 1, "delta": {"content": "other"}}, {"delta": None}]})
     events = checked(through(stream(), other + chunk({"content": "mine"}) + other + chunk(None, "stop") + DONE))
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "mine"
     assert len(events[-1]["response"]["output"]) == 1
@@ -529,29 +539,12 @@ def test_what_must_be_said_again_at_the_end_is_bounded() -> None:
 
 
 # --- openai's own client ---------------------------------------------------------------------------------------------
-def client(answer: bytes, kind: str, seen: list[dict[str, Any]]) -> openai.OpenAI:
-    """One whose requests are translated, answered as a chat endpoint does, and translated back."""
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        translation = for_route(request.url.path)
-        assert translation is not None
-        seen.append(json.loads(translation.request(request.content, "real", "req-1")))
-        if kind == "json":
-            return httpx.Response(200, content=translation.answer(answer), headers={"content-type": "application/json"})
-        out = through(translation.stream(), answer)
-        return httpx.Response(200, content=out, headers={"content-type": "text/event-stream"})
-
-    transport = httpx.MockTransport(serve)
-    return openai.OpenAI(api_key="k", base_url="http://x/v1", http_client=httpx.Client(transport=transport))
-
-
 TOOL: Any = {"type": "function", "name": "tool_0", "parameters": {"type": "object"}, "strict": False}
 
 
 def test_openais_client_reads_an_answer() -> None:
-    seen: list[dict[str, Any]] = []
     talk = Talk(thought=["hm"], said=["hé", "llo"], calls=[['{"a":1}']])
-    with client(talk.whole(), "json", seen) as own:
+    with translating(talk.whole()) as (url, seen), openai.OpenAI(api_key="k", base_url=f"{url}/v1") as own:
         answer = own.responses.create(model="m", input="hi", tools=[TOOL], reasoning={"effort": "low"})
     assert answer.output_text == "héllo"
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call"]
@@ -561,9 +554,12 @@ def test_openais_client_reads_an_answer() -> None:
 
 
 def test_openais_client_reads_a_stream() -> None:
-    seen: list[dict[str, Any]] = []
     talk = Talk(thought=["hm"], said=["hé", "llo"], calls=[['{"a"', ":1}"], ["{}"]], alternating=True)
-    with client(talk.stream(), "sse", seen) as own, own.responses.stream(model="m", input="hi", tools=[TOOL]) as events:
+    with (
+        translating(talk.stream(), "sse") as (url, seen),
+        openai.OpenAI(api_key="k", base_url=f"{url}/v1") as own,
+        own.responses.stream(model="m", input="hi", tools=[TOOL]) as events,
+    ):
         texts = [each.delta for each in events if each.type == "response.output_text.delta"]
         answer = events.get_final_response()
     assert texts == ["hé", "llo"]
