@@ -13,6 +13,8 @@ import catalog.api
 import nodes.api
 import routing.api
 import tenants.api
+import tenants.limit_api
+import tenants.price_api
 from tenants.api_rules import SignedInWithinScope
 from tenants.api_views import ApiView
 
@@ -29,6 +31,8 @@ class NoSuchRoute(ApiView):
 
 v1 = [
     *tenants.api.urlpatterns,
+    *tenants.limit_api.urlpatterns,
+    *tenants.price_api.urlpatterns,
     *catalog.api.urlpatterns,
     *nodes.api.urlpatterns,
     *routing.api.urlpatterns,

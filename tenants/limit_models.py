@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -60,8 +60,8 @@ class BudgetQuerySet(models.QuerySet["Budget"]):
             Q(team__in=teams)
             | Q(project__team__in=teams)
             | Q(key__project__team__in=teams)
-            | Q(organisation__teams__in=teams)
-        ).distinct()
+            | Q(organisation__in=user.memberships.values("team__organisation"))
+        )
 
     def editable_by(self, user: Any) -> BudgetQuerySet:
         """Owners and leads of a team, those of its projects and keys; the team's own is an operator's."""
@@ -123,6 +123,11 @@ class Budget(models.Model):
     @property
     def subject(self) -> Any:
         return getattr(self, self.kind)
+
+    def value(self, time_zone: str) -> limits.Budget:
+        unit, period = cast(limits.Unit, self.unit), cast(limits.Period, self.period)
+        name, pk = str(self.subject.name), int(self.subject.pk)
+        return limits.Budget(self.pk, self.kind, pk, name, unit, self.amount, period, time_zone, self.stops)
 
 
 class PriceQuerySet(models.QuerySet["Price"]):

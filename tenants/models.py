@@ -58,7 +58,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "band",
 
 class OrganisationQuerySet(models.QuerySet["Organisation"]):
     def visible_to(self, user: User) -> OrganisationQuerySet:
-        return self if user.is_superuser else self.filter(teams__memberships__user=user).distinct()
+        return self if user.is_superuser else self.filter(pk__in=user.memberships.values("team__organisation"))
 
     def limited_by(self, user: User) -> OrganisationQuerySet:
         """Whose limits and budgets this person sets."""

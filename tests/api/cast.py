@@ -10,7 +10,7 @@ from django.test import Client
 
 from tenants import actions
 from tenants.audit import SYSTEM
-from tenants.models import Key, Membership, Project, Role, Usage, User
+from tenants.models import Budget, Key, Membership, Project, Role, Usage, User
 from tests import factories
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -25,6 +25,7 @@ class World:
     project: Project = field(init=False)
     key: Key = field(init=False)
     usage: Usage = field(init=False)
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
         team = factories.make_team("Blue", owner=self.alice)
@@ -33,6 +34,7 @@ class World:
         self.project = factories.make_project("Apps", team=team)
         self.key, _ = factories.make_key(project=self.project, owner=self.alice)
         self.usage = make_usage(self.project, self.key, request_id="req-1")
+        self.budget = Budget.objects.create(project=self.project, unit="tokens", amount=1000, period="day")
 
 
 def make_usage(project: Project, key: Key | None = None, **fields: Any) -> Usage:

@@ -27,6 +27,8 @@ HIDDEN = (404, 404, 404)
 SELF = (200, 200, 200)
 OURS = (200, 200, 404)
 KEY = '{"project": PROJECT, "name": "n"}'
+BUDGET = '{"subject": "project", "subject_id": PROJECT, "unit": "tokens", "amount": 5, "period": "day"}'
+LIMIT = '{"max_concurrent": 4}'
 ROUTES = {
     "api-me": Route("me", read=SELF),
     "api-tokens": Route("tokens", read=SELF, write=(201, 201, 201), body='{"name": "n"}'),
@@ -36,6 +38,21 @@ ROUTES = {
     "api-keys": Route("keys", read=SELF, write=(201, 403, 404), body=KEY),
     "api-key": Route("keys/KEY", read=OURS),
     "api-key-revoke": Route("keys/KEY/revoke", write=(200, 403, 404)),
+    "api-organisations": Route("organisations", read=SELF),
+    "api-teams": Route("teams", read=SELF),
+    "api-organisation-limits": Route(  # Charlie's team is of it too
+        "organisations/ORGANISATION/limits", read=SELF, write=(403, 403, 403), body=LIMIT, method="PATCH"
+    ),
+    "api-team-limits": Route("teams/TEAM/limits", read=OURS, write=(403, 403, 404), body=LIMIT, method="PATCH"),
+    "api-project-limits": Route(
+        "projects/PROJECT/limits", read=OURS, write=(200, 403, 404), body=LIMIT, method="PATCH"
+    ),
+    "api-key-limits": Route("keys/KEY/limits", read=OURS, write=(200, 403, 404), body=LIMIT, method="PATCH"),
+    "api-budgets": Route("budgets", read=SELF, write=(201, 403, 404), body=BUDGET),
+    "api-budget": Route("budgets/ONE", read=OURS, write=(204, 403, 404), method="DELETE"),
+    "api-prices": Route("prices", read=HIDDEN, write=HIDDEN),
+    "api-price": Route("prices/1", read=HIDDEN, write=HIDDEN, method="DELETE"),
+    "api-usage-rollup": Route("usage/rollup?project=PROJECT", read=OURS),
     "api-usage": Route("usage?project=PROJECT", read=OURS),
     "api-usage-totals": Route("usage/totals?project=PROJECT", read=OURS),
     "api-request": Route("requests/req-1", read=OURS),
@@ -58,6 +75,15 @@ ROUTES = {
 NAMES = sorted(ROUTES)
 
 
+def place(world: World, text: str) -> str:
+    """With the numbers of what Alice owns."""
+    team = world.project.team
+    rows = {"PROJECT": world.project, "KEY": world.key, "TEAM": team, "ORGANISATION": team.organisation}
+    for word, row in {**rows, "ONE": world.budget}.items():
+        text = text.replace(word, str(row.pk))
+    return text
+
+
 def test_every_route_is_walked() -> None:
     assert sorted(pattern.name for pattern in v1 if isinstance(pattern, URLPattern) and pattern.name) == NAMES
 
@@ -68,10 +94,7 @@ def test_a_route_shows_people_what_is_theirs_and_nothing_else(world: World, name
     route = ROUTES[name]
     factories.make_model("smollm2")
     factories.make_node("box")
-    ids = {"PROJECT": str(world.project.pk), "KEY": str(world.key.pk)}
-    path, body = f"/api/v1/{route.path}", route.body
-    for word, value in ids.items():
-        path, body = path.replace(word, value), body.replace(word, value)
+    path, body = place(world, f"/api/v1/{route.path}"), place(world, route.body)
     scopes = ("read", "write") if by == "token" else ()
     anonymous = client(None)
     for number, person in enumerate((world.charlie, world.vera, world.alice)):  # who changes something comes last
@@ -91,7 +114,7 @@ def test_a_route_shows_people_what_is_theirs_and_nothing_else(world: World, name
 def test_a_token_without_the_scope_is_told_which_it_lacks(world: World, name: str) -> None:
     route = ROUTES[name]
     reads, writes = client(world.root, "read"), client(world.root, "write")
-    path = f"/api/v1/{route.path.replace('PROJECT', str(world.project.pk)).replace('KEY', str(world.key.pk))}"
+    path = place(world, f"/api/v1/{route.path}")
     if route.write:
         answer = reads.generic(route.method, path, "{}", content_type="application/json")
         assert answer.status_code == 403
