@@ -21,8 +21,7 @@ for index, key in ipairs(KEYS) do
   local keep_for_s = tonumber(ARGV[at + 14])
 
   local used, seen, short, born, said = nil, now, 0, nil, nil
-  local others, idle, gateways = 0, 0, 1
-  local busy = 0
+  local others, busy, gateways = 0, 0, 1
   local row = redis.call('HGETALL', key)
   for place = 1, #row, 2 do
     local name, value = row[place], row[place + 1]
@@ -38,7 +37,6 @@ for index, key in ipairs(KEYS) do
       elseif till > now then
         others = others + tonumber(its_hold)
         busy = busy + tonumber(its_reserved)
-        idle = idle + math.max(tonumber(its_hold) - tonumber(its_reserved), 0)
         gateways = gateways + 1
       elseif till + forget < now then
         redis.call('HDEL', key, name)
@@ -58,19 +56,18 @@ for index, key in ipairs(KEYS) do
   used = math.max(used, counted, 0)
 
   local free = math.floor(amount - used - others - keep + 1e-6)
-  local grant = 0
+  local grant, wanted = 0, now - short < 1
   if ask > 0 then
     if free >= ask then grant = ask elseif free >= least then grant = free end
     if grant < ask then short = now end
   end
-  local wanted = now - short < 1
-  if want > 0 and not wanted then
+  if want > 0 and grant >= ask and not wanted then
     grant = grant + math.max(math.min(want, math.floor((free - grant) / (2 * gateways))), 0)
   end
 
   local mine = table.concat({exact(taken), exact(keep + grant), exact(reserved + math.min(grant, ask)), exact(now + lease)}, ' ')
   redis.call('HSET', key, 'used', exact(used), 'seen', exact(now), 'short', exact(short), 'born', born, me, mine)
   redis.call('EXPIRE', key, keep_for_s)
-  answer[index] = {exact(keep + grant), exact(used), exact(busy), exact(idle), wanted and 1 or 0, born}
+  answer[index] = {exact(keep + grant), exact(used), exact(busy), exact(others), wanted and 1 or 0, born}
 end
 return answer

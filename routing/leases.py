@@ -20,7 +20,7 @@ TICK_S = 0.25
 REPORT_S = 1.0
 IDLE_S = 1.0
 AHEAD_S = 0.5
-SHORT_S = 0.25
+SHORT_S = 0.5
 """For so long nobody asks again for what everybody together has used up."""
 SETTLED_S = 3.0
 """What the store had counted so long ago every gateway has told Redis of since."""
@@ -99,7 +99,7 @@ class Lease:
 
     def gives_back(self, now: float) -> bool:
         """Another gateway goes short of what lies idle here."""
-        return self._wanted and not self.ask and self.slack(now) > 0
+        return self._wanted and not (self.ask or self._asked) and self.slack(now) > 0
 
     @property
     def over(self) -> bool:
@@ -153,7 +153,7 @@ class Lease:
         meter = self.meter
         if meter.starts_at != self.starts_at:
             return  # of a period that has ended meanwhile
-        hold, used, busy, idle = (float(each) for each in answer[:4])
+        hold, used, busy, others = (float(each) for each in answer[:4])
         self._wanted, self.born, self.said, self.hold = bool(answer[4]), answer[5], self._sent, int(hold)
         self._again = False
         meter.allowed = self._sent + self.hold
@@ -162,7 +162,7 @@ class Lease:
         if meter.unit != SLOTS:
             known = max(used + meter.taken - self._sent, 0.0)
             meter.used, meter.at = (int(known) if meter.unit >= QUOTA else known), now
-        if self.hold - self._keep < self._asked and idle <= 0:
+        if self.hold - self._keep < self._asked and others <= 0:
             meter.short_until = now + SHORT_S
 
     def _goal(self, now: float) -> int:

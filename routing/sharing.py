@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from routing import measures
-from routing.leases import LEASE_S, TICK_S, Answer, Lease, Said
+from routing.leases import LEASE_S, SHORT_S, TICK_S, Answer, Lease, Said
 from routing.limits import Account, Hold, Limiter, Meter
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ PREFIX = "llmgw:limit:"
 SCRIPT = Path(__file__).with_name("leases.lua").read_text()
 CALL_S = 0.4
 """How long Redis may take for one call."""
-MORE_S = 0.5
-"""How long a request waits for more of what all gateways share."""
+MORE_S = 0.7
+"""How long a request waits for more of what all gateways share: twice as long as idle leases take to come back."""
 AGAIN_S = 0.1
 RETRY_S = 1.0
 QUIET_S = 2.0
@@ -103,8 +103,8 @@ class Share:
                 return hold
             lacking = account.lacking(tokens, cost, now)
             if now >= end:
-                for meter, _ in lacking:  # others hold what they do not use, and did not give it back in time
-                    meter.short_until = now + TICK_S
+                for meter, _ in lacking:  # others would have given back by now what they do not use
+                    meter.short_until = now + SHORT_S
                 continue
             if again:
                 await asyncio.sleep(AGAIN_S)
