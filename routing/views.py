@@ -1,4 +1,4 @@
-"""Pages where tenants meet the fleet: home, new key with its first call, requests, about."""
+"""Pages where tenants meet the fleet: home, new key with its first call, about."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from catalog.models import Model
 from routing import welcome
 from tenants import actions, usage
 from tenants.access import members, person, private
@@ -98,36 +97,3 @@ def _first_call(key: Key) -> dict[str, object]:
     answered = call is not None and call.status < usage.FAILED_FROM
     age_s = (timezone.now() - key.made_at).total_seconds()
     return {"call": call, "answered": answered, "watching": not answered and age_s < WAIT_S}
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
-@require_safe
-@members
-def request_list(request: HttpRequest) -> HttpResponse:
-    user = person(request)
-    rows = Usage.objects.visible_to(user)
-    chosen = {name: request.GET.get(name, "")[:200] for name in ("model", "project", "key", "show")}
-    if chosen["model"]:
-        rows = rows.filter(model=chosen["model"])
-    for name in ("project", "key"):
-        if chosen[name].isascii() and chosen[name].isdigit() and len(chosen[name]) < 19:
-            rows = rows.filter(**{f"{name}_id": int(chosen[name])})
-    if chosen["show"] == "failed":
-        rows = rows.filter(status__gte=usage.FAILED_FROM)
-    before = request.GET.get("before", "")
-    context = {
-        "page": usage.page(rows, before=before),
-        "chosen": chosen,
-        "filters": {name: value for name, value in chosen.items() if value},
-        "first_page": not usage.read_cursor(before),
-        "models": list(Model.objects.values_list("name", flat=True)[:8]),
-    }
-    template = "routing/_request_rows.html" if getattr(request, "htmx", False) else "routing/request_list.html"
-    return render(request, template, context)
-
-
-@require_safe
-@members
-def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
-    rows = Usage.objects.visible_to(person(request)).select_related("project__team", "key", "user")
-    return render(request, "routing/request_detail.html", {"call": get_object_or_404(rows, request_id=request_id)})

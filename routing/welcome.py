@@ -50,6 +50,13 @@ def served(user: User | None = None) -> tuple[Served, ...]:
     return tuple(sorted(lines, key=lambda line: not line.ready))
 
 
+def model_names(user: User) -> tuple[str, ...]:
+    """Of the catalog; for a member only those their projects may use. At most two queries."""
+    allowed = None if user.is_operator else _allowed(user)
+    names = Model.objects.order_by("position", "pk").values_list("name", flat=True)[:MODELS_SHOWN]
+    return tuple(name for name in names if allowed is None or name in allowed)
+
+
 def _state(name: str, ready: set[str], starting: set[str], external: bool) -> str:
     if external:
         return "external"

@@ -245,7 +245,7 @@ class UsageSerializer(serializers.ModelSerializer[Usage]):
 
     class Meta:
         model = Usage
-        exclude = ["id", "user"]
+        exclude = ["id", "user", "explained"]
 
 
 _FILTERS = [

@@ -96,13 +96,13 @@ def page(rows: QuerySet[Usage], *, before: str = "", size: int = PAGE) -> Page:
     if cursor is not None:
         at, pk = cursor
         rows = rows.filter(Q(at__lt=at) | Q(at=at, pk__lt=pk), at__lte=at)
-    found = tuple(rows.select_related("project", "key").order_by("-at", "-pk")[: size + 1])
+    found = tuple(rows.select_related("project", "key").defer("explained").order_by("-at", "-pk")[: size + 1])
     shown = found[:size]
-    return Page(rows=shown, older=write_cursor(shown[-1]) if len(found) > size else "")
+    return Page(rows=shown, older=write_cursor(shown[-1].at, shown[-1].pk) if len(found) > size else "")
 
 
-def write_cursor(row: Usage) -> str:
-    return f"{row.at.astimezone(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}_{row.pk}"
+def write_cursor(at: datetime, pk: int) -> str:
+    return f"{at.astimezone(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}_{pk}"
 
 
 def read_cursor(text: str) -> Cursor | None:

@@ -13,6 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from tenants import figures
+from tenants.finding import result_of
 
 register = template.Library()
 
@@ -30,6 +31,7 @@ TONES = {
     "warn": "warn",
     "cordoned": "warn",
     "waiting": "warn",
+    "refused": "warn",
     "failed": "bad",
     "lost": "bad",
     "unreachable": "bad",
@@ -42,6 +44,11 @@ TONES = {
 @register.filter
 def number(value: float | None) -> str:
     return figures.number(value, 1)
+
+
+@register.filter
+def hundredths(value: float | None) -> str:
+    return figures.number(value, 2)
 
 
 @register.filter
@@ -98,6 +105,12 @@ def quoted(text: str) -> str:
 def in_shell(text: str) -> str:
     """For between the single quotes of a command to paste."""
     return text.replace("'", "'\\''")
+
+
+@register.filter
+def result(status: int) -> str:
+    """The word for an HTTP status: ok, refused, left, failed."""
+    return result_of(status)
 
 
 @register.filter

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 OPEN = {"home", "about", "sign-in", "sign-in-code", "first-sign-in", "sign-out"}
 OWN = {"account", "password", "two-factor", "two-factor-remove", "backup-codes", "session-end"}
-LISTS = {"key-list", "key-make", "request-list"}
+LISTS = {"key-list", "key-make", "request-list", "request-export"}
 OF_A_PROJECT = {"key-detail", "key-first-call", "request-detail"}
 TO_EDIT = {"key-revoke"}
 CLUSTER = {
@@ -131,8 +131,8 @@ def test_keys_are_made_only_in_projects_of_ones_own(client: Client, world: World
 
 def test_lists_hold_nothing_of_other_teams(client: Client, world: World) -> None:
     client.force_login(world.people["charlie"])
-    for url in ("/keys/", "/requests/", "/account/", "/"):
-        page = client.get(url).content.decode()
+    for url in ("/keys/", "/requests/", "/requests.csv", "/account/", "/"):
+        page = client.get(url).getvalue().decode()
         assert world.key.prefix not in page
         assert "req-0" not in page
         assert "evals" not in page

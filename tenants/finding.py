@@ -1,0 +1,236 @@
+"""Finding requests among millions: what is asked for, and pages of it whose cost does not grow with the table.
+
+Rows are read newest first along an index of (something, at): one lane for each project that a person sees, or the one
+of the key, project or model that they name. What no index knows is looked for among the next LOOKED_THROUGH rows only;
+a page then says how far back it looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.db.models import Q, QuerySet
+
+from tenants.keys import PREFIX_LENGTH
+from tenants.models import Key, Project, Usage, User
+from tenants.usage import PAGE, Cursor, read_cursor, write_cursor
+
+LOOKED_THROUGH = 50_000
+MOST_LANES = 50
+"""People who see more projects than this look through the rows of all."""
+MOST_PROJECTS = 10_000
+FOUND_BY_ID = 20
+LIKE_AN_ID = 1000
+"""Ids that begin alike are looked at no further than this."""
+RESULTS = {"ok": (0, 400), "refused": (400, 499), "left": (499, 500), "failed": (500, 1000)}
+"""From and below which HTTP status; `left`: the client went away (logged as 499)."""
+FIELDS = ("project", "key", "model", "result", "code", "since", "until")
+
+
+def result_of(status: int) -> str:
+    return next((name for name, (first, end) in RESULTS.items() if first <= status < end), "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which requests. `projects` None: of all; an empty text and None filter nothing."""
+
+    projects: tuple[int, ...] | None = None
+    key: int | None = None
+    model: str = ""
+    result: str = ""
+    code: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What could be understood of a question, and what is wrong with the rest, by its field."""
+
+    wanted: Wanted
+    problems: Mapping[str, str]
+    missing: bool = False
+    """Whether a project or key was named that this person does not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    rows: tuple[Usage, ...]
+    older: str
+    """Cursor of what follows; empty at the end."""
+    looked_back_to: datetime | None = None
+    """Where the search paused although the page is not full."""
+
+
+# --- the question ----------------------------------------------------------------------------------------------------
+def read(values: Mapping[str, str], user: User) -> Asked:
+    """The filters among `values`, for what this person sees. At most three queries."""
+    problems: dict[str, str] = {}
+    text = {name: values.get(name, "").replace("\0", "").strip()[:200] for name in FIELDS}
+    projects, missing = _projects(text["project"], user, problems)
+    key = _key(text["key"], user, problems) if text["key"] else None
+    if text["result"] and text["result"] not in RESULTS:
+        problems["result"] = f"{text['result'][:40]} is no result. Say {', '.join(RESULTS)}."
+    since, until = (_moment(name, text[name], problems) for name in ("since", "until"))
+    if since is not None and until is not None and since >= until:
+        problems["until"] = "It lies before since; swap them."
+    wanted = Wanted(
+        projects=projects,
+        key=key,
+        model=text["model"],
+        result="" if "result" in problems else text["result"],
+        code=text["code"],
+        since=since,
+        until=until,
+    )
+    return Asked(wanted, problems, missing=missing or (key is None and "key" in problems and text["key"].isdecimal()))
+
+
+def _projects(text: str, user: User, problems: dict[str, str]) -> tuple[tuple[int, ...] | None, bool]:
+    visible = Project.objects.visible_to(user)
+    if text:
+        number = _number(text)
+        if number is None:
+            problems["project"] = f"{text[:40]} is not the number of a project."
+        elif visible.filter(pk=number).exists():
+            return (number,), False
+        else:
+            problems["project"] = f"There is no project {number} that you can see."
+            return (), True
+    if user.is_operator:
+        return None, False
+    return tuple(visible.order_by("pk").values_list("pk", flat=True)[:MOST_PROJECTS]), False
+
+
+def _key(text: str, user: User, problems: dict[str, str]) -> int | None:
+    """By number, or by what is seen of it; no more than that is looked at, should somebody paste all of it."""
+    keys = Key.objects.visible_to(user)
+    number = _number(text)
+    shown = text.rstrip("…")[:PREFIX_LENGTH]
+    found = keys.filter(pk=number) if number is not None else keys.filter(prefix__startswith=shown)
+    some = list(found.order_by("pk").values_list("pk", flat=True)[:2])
+    if len(some) == 1:
+        return some[0]
+    if some:
+        problems["key"] = f"Several keys begin with {shown}; type more of it, or the key's number."
+    else:
+        problems["key"] = f"There is no key {shown} that you can see."
+    return None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def _moment(name: str, text: str, problems: dict[str, str]) -> datetime | None:
+    """ISO 8601; without an offset it is UTC."""
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+        # Near the ends of the calendar an offset leads beyond it.
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        problems[name] = f"{text[:40]} is not a time such as 2026-01-31T12:00."
+        return None
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+def find(user: User, wanted: Wanted, *, before: str = "", size: int = PAGE) -> Found:
+    """Newest first, from the cursor on. At most three queries, however many rows there are."""
+    lanes, rest = _lanes(wanted)
+    lanes = [_within(lane, wanted, read_cursor(before)) for lane in lanes]
+    floor: Cursor | None = None
+    if rest and lanes:
+        floor = _deepest(lanes, LOOKED_THROUGH // len(lanes))
+        lanes = [_down_to(lane.filter(rest), floor) for lane in lanes]
+    places = _newest(lanes, size + 1)
+    rows = _rows(user, places[:size])
+    if len(places) > size:
+        return Found(rows, write_cursor(*places[size - 1]))
+    if floor is not None:
+        return Found(rows, write_cursor(*floor), looked_back_to=floor[0])
+    return Found(rows, "")
+
+
+def by_id(user: User, text: str) -> tuple[Usage, ...]:
+    """Requests whose id is, or begins with, this text; those that this person sees. Two queries, both by the index."""
+    text = text.strip()[:64]
+    if not text or not text.isascii() or not text.isprintable():
+        return ()
+    # A range and not LIKE, which SQLite answers by reading everything. Ids are hexadecimal: none goes on with z.
+    alike = Usage.objects.filter(request_id__gte=text, request_id__lt=text + "z").order_by("request_id")
+    some = list(alike.values_list("pk", flat=True)[:LIKE_AN_ID])
+    rows = Usage.objects.visible_to(user).filter(pk__in=some, request_id__startswith=text)
+    return tuple(rows.select_related("project", "key").defer("explained").order_by("request_id")[:FOUND_BY_ID])
+
+
+def _lanes(wanted: Wanted) -> tuple[list[QuerySet[Usage]], Q]:
+    """Where to look, each in the order of an index, and what must still be true of the rows there."""
+    rows, rest = Usage.objects.all(), Q()
+    lanes: list[QuerySet[Usage]]
+    if wanted.key is not None:
+        lanes = [rows.filter(key=wanted.key)]
+    elif wanted.projects is not None and len(wanted.projects) <= MOST_LANES:
+        lanes = [rows.filter(project=project) for project in wanted.projects]
+    else:
+        lanes = [rows.filter(model=wanted.model) if wanted.model else rows]
+    if wanted.projects is not None and (wanted.key is not None or len(wanted.projects) > MOST_LANES):
+        rest &= Q(project__in=wanted.projects)
+    if wanted.model and (wanted.key is not None or wanted.projects is not None):
+        rest &= Q(model=wanted.model)
+    if wanted.result:
+        first, end = RESULTS[wanted.result]
+        rest &= Q(status__gte=first, status__lt=end)
+    if wanted.code:
+        rest &= Q(error_code=wanted.code)
+    return lanes, rest
+
+
+def _within(lane: QuerySet[Usage], wanted: Wanted, cursor: Cursor | None) -> QuerySet[Usage]:
+    if wanted.since is not None:
+        lane = lane.filter(at__gte=wanted.since)
+    if wanted.until is not None:
+        lane = lane.filter(at__lt=wanted.until)
+    if cursor is not None:
+        at, pk = cursor
+        lane = lane.filter(Q(at__lt=at) | Q(at=at, pk__lt=pk), at__lte=at)
+    return lane
+
+
+def _down_to(lane: QuerySet[Usage], floor: Cursor | None) -> QuerySet[Usage]:
+    if floor is None:
+        return lane
+    at, pk = floor
+    return lane.filter(Q(at__gt=at) | Q(at=at, pk__gte=pk), at__gte=at)
+
+
+def _deepest(lanes: Sequence[QuerySet[Usage]], depth: int) -> Cursor | None:
+    """The newest of the places that lie `depth` rows down each lane; None when every lane ends before."""
+    found = _merged([lane.order_by("-at", "-pk").values_list("at", "id")[depth : depth + 1] for lane in lanes], 1)
+    return found[0] if found else None
+
+
+def _newest(lanes: Sequence[QuerySet[Usage]], count: int) -> list[Cursor]:
+    return _merged([lane.order_by("-at", "-pk").values_list("at", "id")[:count] for lane in lanes], count)
+
+
+def _merged(parts: Sequence[QuerySet[Usage, Cursor]], count: int) -> list[Cursor]:
+    """One query for all lanes. Written out, since the ORM has no union of limited parts that SQLite takes."""
+    if len(parts) <= 1:
+        return list(parts[0]) if parts else []
+    statements, values = [], list[object]()
+    for part in parts:
+        statement, own = part.query.sql_with_params()
+        statements.append(f"SELECT * FROM ({statement}) AS lane")  # noqa: S608  what the ORM wrote, with placeholders
+        values += own
+    whole = f"{' UNION ALL '.join(statements)} ORDER BY 1 DESC, 2 DESC LIMIT {count:d}"
+    return [(row.at, row.pk) for row in Usage.objects.raw(whole, values)]
+
+
+def _rows(user: User, places: Sequence[Cursor]) -> tuple[Usage, ...]:
+    rows = Usage.objects.visible_to(user).filter(pk__in=[pk for _, pk in places])
+    return tuple(rows.select_related("project", "key").defer("explained").order_by("-at", "-pk"))
