@@ -80,7 +80,7 @@ class Line:
         except ssl.SSLError as error:
             raise ConnectFailed(f"it does not speak TLS as it should ({error.reason})") from None
         except OSError as error:
-            known = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
             raise ConnectFailed(known or str(error)) from None
 
     async def _trust(self) -> ssl.SSLContext:
