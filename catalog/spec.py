@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 LEAST_LOAD = "least_load"
-ROUTING_PROFILES = (LEAST_LOAD, "prefix_affinity", "round_robin", "weighted")
+PREFIX_AFFINITY = "prefix_affinity"
+ROUTING_PROFILES = (LEAST_LOAD, PREFIX_AFFINITY, "round_robin", "weighted")
 ENGINES = ("vllm", "sglang", "llamacpp")
 CPU_ENGINES = ("llamacpp",)
 CAPACITY_CLASSES = ("guaranteed", "standard", "spot")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agent.yaml_settings import ConfigError, load
 
@@ -77,6 +77,33 @@ class Gateway(Section):
     """How often each engine's metrics are read."""
     cors_origins: list[str] = []
     """Origins that browsers may call `/v1/` from; `*` for any. Empty: none."""
+    bands: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {"high": 0.0, "normal": 0.3, "low": 0.1}
+    """Priority bands, highest first, each with the least part of admissions that it gets while higher ones wait."""
+    default_band: str = "normal"
+    """The band of requests for which neither key, project, team, organisation nor model names one."""
+    queue_limit: Annotated[int, Field(ge=0)] = 1000
+    """How many requests may wait for one model."""
+    queue_wait_s: float = 60.0
+    """How long a request waits for room before it is refused."""
+    fallback_after_s: float = 5.0
+    """How long it waits for room while the model has a fallback that could serve it."""
+    on_demand_wait_s: float = 10.0
+    """How long it waits for a model that is loading."""
+    assumed_output_tokens: Annotated[int, Field(ge=1)] = 1024
+    """What is reserved of limits and budgets for an answer whose length the request does not bound."""
+
+    @field_validator("bands")
+    @classmethod
+    def _leave_room(cls, bands: dict[str, float]) -> dict[str, float]:
+        if not bands or sum(list(bands.values())[1:]) >= 1:
+            raise ValueError("there must be a band, and the shares of all but the first must add up to less than 1")
+        return bands
+
+    @model_validator(mode="after")
+    def _known_default(self) -> Gateway:
+        if self.default_band not in self.bands:
+            raise ValueError(f"default_band {self.default_band!r} is none of the bands ({', '.join(self.bands)})")
+        return self
 
 
 class Nodes(Section):

@@ -18,7 +18,7 @@ from django.utils import timezone
 from agent import protocol
 from llmgw.core import doorbell
 from nodes import commands, reports, timeline
-from nodes.models import Node, NodeState, Shard
+from nodes.models import ModelStatus, Node, NodeState, Shard
 from nodes.poke import poke
 from tenants import audit
 from tenants.audit import Actor
@@ -210,3 +210,18 @@ def _mark(node: Node, actor: Actor, action: str, text: str, *, was: dict[str, ob
     timeline.note(action, text, at=timezone.now(), node=node.name)
     poke()
     return True
+
+
+# --- on demand -------------------------------------------------------------------------------------------------------
+def note_demand(models: Iterable[str], *, cold: bool, now: datetime) -> None:
+    """Somebody asks for these on-demand models now, which starts them and keeps them. `cold`: one has no replica, so
+    a pass is asked for at once."""
+    with transaction.atomic():
+        ModelStatus.objects.bulk_create(
+            [ModelStatus(model=model, demand_at=now) for model in models],
+            update_conflicts=True,
+            unique_fields=["model"],
+            update_fields=["demand_at"],
+        )
+        if cold:
+            poke()

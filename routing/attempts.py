@@ -12,11 +12,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from routing import ejection, measures, openai
+from catalog.spec import PREFIX_AFFINITY
+from routing import affinity, ejection, measures, openai
 from routing.client import ClientLeft
+from routing.explain import Attempt, Considered
 from routing.openai import Refusal
 from routing.relay import relay
-from routing.scheduling import choose
+from routing.scheduling import scores
 from routing.table import Served, Target, candidates, nowhere
 from routing.upstream import Broken, ConnectFailed, Connection, Full, Silent, UpstreamError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 SHOWN_BYTES = 300
+CONSIDERED_SHOWN = 16
 
 
 class Failed(UpstreamError):
@@ -36,25 +39,25 @@ class Failed(UpstreamError):
 
 async def serve(exchange: Exchange, served: Served) -> None:
     """Raises Refusal when no endpoint answered, UpstreamError when one broke off after the first byte."""
-    plane = exchange.plane
-    limits = plane.settings.gateway
+    limits = exchange.plane.settings.gateway
     tried: list[Target] = []
     failure: UpstreamError | None = None
     while True:
         if exchange.left:
             raise ClientLeft
-        plane.turn += 1
         now = time.monotonic()
         over = len(tried) >= limits.attempts or now - exchange.started > limits.first_byte_timeout_s
-        target = None if over and tried else choose(candidates(served, tried, now), plane.turn)
+        target = None if over and tried else _choose(exchange, served, candidates(served, tried, now))
         if target is None:
             raise _refusal(served, failure) if failure is not None else nowhere(served, now)
         if tried:
             measures.RETRIES.of(served.name).value += 1
         try:
-            await _attempt(exchange, target)
+            await _attempt(exchange, served, target)
         except UpstreamError as error:
             exchange.say(logging.WARNING, f"Replica {target.replica} failed a request of {served.name}: {error}")
+            since = round((now - exchange.started) * 1e3, 1)
+            exchange.failures.append(Attempt(target.replica, since, str(error)[:SHOWN_BYTES]))
             if exchange.answering:
                 raise
             tried.append(target)
@@ -63,14 +66,31 @@ async def serve(exchange: Exchange, served: Served) -> None:
             return
 
 
-async def _attempt(exchange: Exchange, target: Target) -> None:
+def _choose(exchange: Exchange, served: Served, left: list[Target]) -> Target | None:
+    if len(left) <= 1:
+        return left[0] if left else None
+    chooser = served.standing.chooser
+    prompt = None
+    if chooser.profile == PREFIX_AFFINITY and exchange.peek is not None and exchange.peek.prompt_span is not None:
+        prompt = affinity.prefix_keys(exchange.raw_body, *exchange.peek.prompt_span, scope=served.adapter)
+    if not exchange.considered:
+        exchange.considered = tuple(Considered(*each) for each in scores(left[:CONSIDERED_SHOWN]))
+    target = chooser.choose(left, prompt)
+    exchange.affinity = chooser.last_affinity
+    return target
+
+
+async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
     exchange.target = target
+    exchange.prepare(served, target)
     if target.health.until is not None:
         target.health = ejection.tried(target.health)
     mark = target.begin()
     try:
         connection = await _open(exchange, target)
-        await _check_status(connection)
+        status = connection.status
+        if status >= 300:
+            await _check_status(connection)
         await relay(exchange, connection)
         if target.health is not ejection.WELL:
             target.health = ejection.WELL

@@ -1,7 +1,8 @@
-"""One request under /v1/, in numbered steps: (1) key, (2) body, (3) model and permission, (4) endpoint and answer,
-with retries before the first byte, (5) settle: journal and metrics, before the answer ends.
+"""One request under /v1/, in numbered steps: (1) key, (2) body, (3) model and permission, (4) limits and budgets,
+(5) a place, (6) endpoints, retries and fallbacks (routing.serving, routing.attempts), (7) the answer (routing.relay),
+(8) settle: journal, budgets and metrics, before the answer ends.
 
-Limits, ledger and admission stand between (3) and (4). An exchange ends in exactly one record when it had a key.
+An exchange ends in exactly one record when it had a key.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import logging
 import time
 from urllib.parse import parse_qs
 
+import msgspec
+
 from llmgw.core import logs
-from routing import accounting, answers, attempts, bodies, measures, openai
-from routing.client import Client, ClientLeft
+from routing import accounting, answers, bodies, measures, openai, serving
+from routing.client import Client, ClientLeft, Headers
 from routing.edge import DirectClient
+from routing.explain import Attempt, Considered, Explained, Skipped
 from routing.heads import Head
 from routing.journal import Record
+from routing.limits import Account, Hold
 from routing.openai import Peek, Refusal
 from routing.plane import Plane
-from routing.run import Run
+from routing.run import Run, Signal
 from routing.table import Served, Target
 from routing.upstream import Connection, Silent, UpstreamError
+from tenants import money
 from tenants.keys import PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)
 
 BODY_SILENCE_S = 30.0
+PROGRESS_S = 1.0
+ATTEMPTS_SHOWN = 10
 DECODE_APART_BYTES = 128 * 1024
 """Compressed bodies beyond this are undone in a thread."""
 
@@ -45,19 +53,43 @@ class Exchange:
     left = False
     watcher: asyncio.Task[None] | None = None
     grant: Grant | None = None
+    account: Account | None = None
+    """What limits its key; None where nothing does."""
+    hold: Hold | None = None
+    """What was reserved of limits and budgets."""
+    reserved_tokens = 0
+    raw_body = b""
+    """As the client sent it, decompressed."""
     body = b""
+    """As the endpoint gets it."""
     body_read = False
     peek: Peek | None = None
+    name = ""
+    """What the client calls the model."""
+    form: bytes | None = None
+    """The boundary of a body that is a form."""
     served: Served | None = None
     target: Target | None = None
+    band = ""
+    position = 0
+    """Place in the queue when it began to wait; 0 when it did not."""
+    loaded = False
+    """Whether it waited for a replica to become ready."""
+    look_at: float | None = None
+    """When a waiting request looks around next, monotonic; the plane's watch looks at it."""
+    considered: tuple[Considered, ...] = ()
+    affinity = ""
     connection: Connection | None = None
     add_usage = False
     answering = False
     """Whether any byte of an answer went to the client."""
+    committed = False
+    """Whether the client has the head of a stream, and perhaps comments, but nothing of an answer yet."""
     queue_ms = 0.0
     first_byte_at: float | None = None
     recorded = False
     _overdue = False
+    _say_again_at = 0.0
 
     def __init__(self, plane: Plane, head: Head, client: Client) -> None:
         self.plane, self.head, self.client = plane, head, client
@@ -66,6 +98,10 @@ class Exchange:
         self.path, self.method, self.headers = head.path, head.method, head.headers
         self.request_id = plane.next_id()
         self.started = time.monotonic()
+        self.news = Signal()
+        """Set when there may be something new for a request that waits for its place."""
+        self.failures: list[Attempt] = []
+        self.skipped: list[Skipped] = []
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def overdue(self) -> None:
@@ -87,6 +123,7 @@ class Exchange:
         self.left = True
         if self.connection is not None:
             self.connection.fail(ClientLeft())
+        self.news.set()
 
     # --- the steps ---------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -99,8 +136,7 @@ class Exchange:
                 await self._read_body()
             else:
                 self.body_read = True
-            self.served = self._resolve()
-            await attempts.serve(self, self.served)
+            await serving.serve(self, self._resolve())
         except Refusal as refusal:
             await self.refuse(refusal)
         except ClientLeft:
@@ -137,6 +173,7 @@ class Exchange:
             )
         if grant.expires_at is not None and grant.expired(time.time()):
             raise Refusal("key_unknown", f"{_shown_key(token)} has expired. {_WHERE}")
+        self.account = self.plane.limiter.account(grant)
         return grant
 
     def _check_route(self) -> None:
@@ -177,37 +214,74 @@ class Exchange:
                 body = await asyncio.to_thread(bodies.decode, body, names, limit)
             else:
                 body = bodies.decode(body, names, limit)
-        self.body = body
+        self.raw_body = self.body = body
 
     def _resolve(self) -> Served:
-        """(3) Which model, and may this key use it. Leaves the body as the engine gets it."""
+        """(3) Which model or adapter, and may this key use it."""
         grant = self.grant
         assert grant is not None
-        body, form = self.body, None
         if self.method == "GET":
             name = _query_model(self.head.query)
         else:
-            content_type = self.headers.get(b"content-type", b"")
+            content_type = self.head.content_type
             if content_type[:10].lower() == b"multipart/":
-                form = openai.form_boundary(content_type)
-            self.peek = openai.peek(body) if form is None else openai.peek_form(body, form)
-            name = self.peek.model
+                self.form = openai.form_boundary(content_type)
+            body = self.raw_body
+            peek = self.peek = openai.peek(body) if self.form is None else openai.peek_form(body, self.form)
+            name = peek.model
+            if peek.stream:
+                self.add_usage = self.form is None and openai.usage_to_add(self.path, peek, body)
+        self.name = name
         served = self.plane.table.names.get(name)
         if served is None:
             raise openai.model_unknown(name, self.plane.table.visible(grant))
-        if not grant.allows(served.name):
+        if not grant.allows(served.allowed_as):
             self.served = served
             raise Refusal(
                 "model_forbidden",
-                f"This key may not use model {served.name}. GET /v1/models lists those it may.",
+                f"This key may not use model {served.allowed_as}. GET /v1/models lists those it may.",
                 param="model",
             )
-        if self.peek is not None:
-            self.add_usage = form is None and openai.usage_to_add(self.path, self.peek, body)
-            other = None if name == served.name else served.name.encode() if form else served.name_json
-            if other is not None or self.add_usage:
-                self.body = openai.rewrite(body, self.peek, model=other, add_usage=self.add_usage)
         return served
+
+    def prepare(self, served: Served, target: Target) -> None:
+        """Leave the body as this endpoint gets it: under the name it knows, and asked for usage."""
+        peek = self.peek
+        if peek is None:
+            return
+        known_as = target.known_as or served.name
+        if known_as == self.name and not self.add_usage:
+            self.body = self.raw_body
+            return
+        model = None
+        if known_as != self.name:
+            model = known_as.encode() if self.form is not None else msgspec.json.encode(known_as)
+        self.body = openai.rewrite(self.raw_body, peek, model=model, add_usage=self.add_usage)
+
+    # --- while it waits ----------------------------------------------------------------------------------------------
+    @property
+    def wants_progress(self) -> bool:
+        return self.peek is not None and self.peek.stream and self.headers.get(b"x-llmgw-progress") == b"sse"
+
+    async def say_progress(self, stage: bytes) -> bool:
+        """GW-35: how it stands, as a comment that every client of SSE skips. False: it was said a moment ago."""
+        now = time.monotonic()
+        if now < self._say_again_at:
+            return False
+        self._say_again_at = now + PROGRESS_S
+        if not self.committed:
+            self.committed = True
+            headers: Headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"x-request-id", self.request_id.encode()),
+                *answers.NO_BUFFER,
+                *answers.cors(self.plane.cors, self.headers.get(b"origin")),
+            ]
+            await self.client.start(200, headers)
+        self.sending, self.deadline = True, now + self.plane.settings.gateway.idle_timeout_s
+        await self.client.write(b": llmgw " + stage + b"\n\n")
+        self.sending, self.deadline = False, None
+        return True
 
     # --- ends --------------------------------------------------------------------------------------------------------
     async def refuse(self, refusal: Refusal) -> None:
@@ -218,7 +292,12 @@ class Exchange:
             return
         self.answering = True
         self.deadline = None
+        if self.committed:
+            await self.client.end(openai.error_event(refusal, mid_event=False))
+            return
         headers = answers.error_headers(refusal, self.request_id)
+        if self.account is not None:
+            headers += self.account.headers(time.monotonic())
         headers += answers.cors(self.plane.cors, self.headers.get(b"origin"))
         if self.served is not None:
             headers.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))
@@ -251,7 +330,7 @@ class Exchange:
         return accounting.completed(None, prompt_bytes=len(self.body), events=0, answer_bytes=0, streamed=True)
 
     def record(self, status: int, code: str, tokens: accounting.Tokens | None, *, streamed: bool = False) -> None:
-        """(5) One record and the counts, once; called before the last byte of an answer is sent."""
+        """(8) One record and the counts, once; called before the last byte of an answer is sent."""
         if self.recorded:
             return
         self.recorded = True
@@ -267,10 +346,12 @@ class Exchange:
         grant, target = self.grant, self.target
         if grant is None:
             return
+        wall = time.time()
+        cost = self._cost(tokens, wall)
         self.plane.journal.append(
             Record(
                 request_id=self.request_id,
-                at=time.time(),
+                at=wall,
                 project=grant.project_id,
                 key=grant.key_id,
                 user=grant.user_id,
@@ -289,7 +370,52 @@ class Exchange:
                 queue_ms=self.queue_ms,
                 first_token_ms=None if first is None else round((first - self.started) * 1e3, 3),
                 total_ms=round(total * 1e3, 3),
+                adapter=self.served.adapter if self.served is not None else "",
+                cost=cost,
+                band=self.band,
+                explained=self._explained(),
             )
+        )
+        hold = self.hold
+        if hold is not None:
+            if target is None:
+                hold.release(now)
+            else:
+                hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
+
+    def _cost(self, tokens: accounting.Tokens, wall: float) -> int | None:
+        """None without a price, or without any count to price."""
+        served = self.served
+        if served is None or not served.prices or tokens.prompt is tokens.completion is None:
+            return None
+        price = served.price(wall)
+        if price is None:
+            return None
+        return money.cost(
+            price, prompt=tokens.prompt or 0, cached=tokens.cached or 0, completion=tokens.completion or 0
+        )
+
+    def _explained(self) -> Explained | None:
+        """Nothing where nothing was decided: its own name, one endpoint, no wait, no failure."""
+        served = self.served
+        if served is None:
+            return None
+        asked = self.name if self.name != served.allowed_as else ""
+        if not (asked or self.considered or self.failures or self.skipped or self.position):
+            return None
+        attempts_made = self.failures[:ATTEMPTS_SHOWN]
+        return Explained(
+            asked=asked[:200],
+            band=self.band,
+            routing_profile=served.standing.chooser.profile,
+            queued=self.position > 0,
+            position=self.position,
+            loading=self.loaded,
+            reserved_tokens=self.reserved_tokens,
+            affinity=self.affinity,
+            considered=self.considered,
+            attempts=tuple(attempts_made),
+            skipped=tuple(self.skipped[:ATTEMPTS_SHOWN]),
         )
 
     def say(self, level: int, text: str, *, trace: bool = False) -> None:

@@ -23,7 +23,8 @@ from routing.journal import Batch
 from routing.plane import Plane
 from routing.scrape import scrape_all
 from routing.store import LoadRow, Store, gateway_name
-from routing.table import build
+from routing.table import build, settle
+from tenants.keys import Grant
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ LOADS_AT_LEAST_S = 10.0
 """A replica's load row is written this often even when nothing changed, so that readers know it is alive."""
 KEY_USE_S = 10.0
 ORPHANS_S = 10.0
+SPENT_S = 30.0
+"""How often it is read what budgets have used, besides at each change of keys or catalog."""
+DEMAND_S = 5.0
+COLD_AGAIN_S = 0.5
+"""Many who ask for one cold model are one message to the store."""
 FLUSH_ROUNDS = 5
 SILENT_S = 5.0
 """A look at the store that takes longer than this is said, as a failed one is."""
@@ -58,6 +64,8 @@ class Loops:
         self._used_written_at = 0.0
         self._orphans_at = 0.0
         self._flushing = asyncio.Lock()
+        self._grants: tuple[Grant, ...] = ()
+        self._spent_at = float("-inf")
         self._away: set[str] = set()
         """What the store last refused. A full disk, say, takes no usage and still tells what a key may do."""
 
@@ -69,7 +77,10 @@ class Loops:
         self._every(settings.gateway.scrape_s, "scrape", lambda: scrape_all(self.plane))
         self._every(settings.usage.flush_s, "usage", self.flush)
         self._every(LOADS_S, "load", self.report_loads)
+        if self.plane.share is not None:
+            await self.plane.share.start(self.plane.limiter)
         self._tasks.append(asyncio.create_task(self._follow_table()))
+        self._tasks.append(asyncio.create_task(self._follow_demand()))
         self._tasks.append(asyncio.create_task(relay_redis()))
 
     async def stop(self) -> None:
@@ -78,6 +89,8 @@ class Loops:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._guard("usage", self.flush(last=True))
+        if self.plane.share is not None:
+            await self.plane.share.stop()
         await self._guard("load", self._write(self.store.forget_loads, self.gateway))
         await self.plane.pools.close()
         self.plane.journal.close()
@@ -93,6 +106,8 @@ class Loops:
         for exchange in tuple(self.plane.active):
             if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.overdue()
+            elif exchange.look_at is not None and exchange.look_at <= now:
+                exchange.news.set()
             elif (
                 not exchange.client.direct
                 and exchange.watcher is None
@@ -124,25 +139,42 @@ class Loops:
             bell.close()
 
     async def reload(self) -> None:
-        """Look whether something changed; if so, replace the table as a whole."""
+        """Look whether something changed; if so, replace the table as a whole. What budgets have used is read again
+        with it, and once in a while without."""
         plane = self.plane
         asked_at = time.monotonic()
         revision = await self._read(self.store.revision)
-        if revision != plane.table.revision:
+        changed = revision != plane.table.revision
+        if changed:
             contents = await self._read(self.store.contents)
-            plane.table = build(contents, plane.table)
+            plane.table = build(contents, plane.table, plane.rules)
+            self._grants = contents.grants
+            settle(plane.table, time.monotonic())
             plane.pools.keep(plane.table.targets, asyncio.get_running_loop().time())
             measures.RELOADS.of().value += 1
         plane.confirmed_at = asked_at
+        if changed or asked_at - self._spent_at >= SPENT_S:
+            self._spent_at = asked_at
+            await self._count_spent()
+
+    async def _count_spent(self) -> None:
+        grants, limiter = self._grants, self.plane.limiter
+        budgets = {budget.budget_id: budget for grant in grants for budget in grant.budgets}
+        ticket = limiter.ledger.asked()
+        spent = await self._read(self.store.spent, tuple(budgets.values())) if budgets else {}
+        limiter.adopt(grants, spent, ticket, time.monotonic(), time.time())
 
     async def flush(self, *, last: bool = False) -> None:
         """Move finished requests to the store; what it does not take stays in the journal."""
         async with self._flushing:
             now = time.monotonic()
+            ledger = self.plane.limiter.ledger
             for _ in range(FLUSH_ROUNDS if last else 1):
                 batches = self.plane.journal.batches()
+                ledger.mark()
                 for batch in batches:
                     await self._hand_over(batch)
+                ledger.flushed()
                 if not batches:
                     break
             if last or now - self._orphans_at >= ORPHANS_S:
@@ -157,7 +189,8 @@ class Loops:
         try:
             records = await self._write(batch.records)
             if records:
-                await self._write(self.store.save_usage, records)
+                fresh, batch.fresh = batch.fresh, False
+                await self._write(self.store.save_usage, records, fresh)
         except BaseException:
             batch.give_up()
             raise
@@ -165,6 +198,20 @@ class Loops:
         for record in records:
             if record.key is not None:
                 self._used[record.key] = max(record.at, self._used.get(record.key, 0.0))
+
+    async def _follow_demand(self) -> None:
+        """Tell the store which on-demand models are asked for: at once when nothing serves one, else now and then."""
+        plane = self.plane
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(plane.cold.wait(), DEMAND_S)
+            cold = plane.cold.is_set()
+            plane.cold.clear()
+            models, plane.demand = plane.demand, set()
+            if models:
+                await self._guard("demand", self._write(self.store.save_demand, sorted(models), cold))
+            if cold:
+                await asyncio.sleep(COLD_AGAIN_S)
 
     async def report_loads(self) -> None:
         """Tell the control plane what this gateway sees of each replica, where that changed; of one that is drained

@@ -30,6 +30,9 @@ RETRIES = Counter(
     "Attempts made again elsewhere because one failed before the first byte, by model.",
     ("model",),
 )
+FALLBACKS = Counter(
+    "llmgw_fallbacks_total", "Times a model could not serve and its next fallback was tried, by model.", ("model",)
+)
 REOPENED = Counter(
     "llmgw_connections_reopened_total", "Kept-alive connections that an engine had closed, opened again for a request."
 )
@@ -55,6 +58,8 @@ LIMITS_ALONE = Computed(
 )
 STALE = Computed("llmgw_table_stale", "1 while the store cannot be reached and requests are served with what is known.")
 IN_FLIGHT = Computed("llmgw_requests_in_flight", "Requests that are being read, tried or answered now.")
+QUEUED = Computed("llmgw_requests_waiting", "Requests that wait for room or for a replica, by model.", ("model",))
+CAPACITY = Computed("llmgw_model_capacity", "Requests of a model that may be in flight at once.", ("model",))
 ENDPOINTS = Computed(
     "llmgw_endpoints", "Endpoints in this gateway's table by model and state: ready or ejected.", ("model", "state")
 )

@@ -25,6 +25,8 @@ KNOWN_ROUTES = USAGE_ROUTES | {
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 }
+GENERATING_ROUTES = USAGE_ROUTES | {"/v1/responses", "/v1/messages"}
+"""Routes whose answers are as long as their requests allow."""
 ENGINE_ADMIN = re.compile(r"^/v1/(load_lora_adapter|unload_lora_adapter|adapters|streams?)(/|$)")
 """Routes of engines that change the engine or show other people's requests; never passed on."""
 SUGGEST_AMONG = 1000
@@ -184,6 +186,9 @@ class Peek(msgspec.Struct, frozen=True):
     max_tokens: int | None
     insert_at: int
     """Where a new first member can be put."""
+    choices: int = 1
+    """How many answers are asked for (`n`)."""
+    prompt_span: Span | None = None
 
 
 def peek(body: bytes) -> Peek:
@@ -193,14 +198,15 @@ def peek(body: bytes) -> Peek:
     model = _value(members, "model")
     if not isinstance(model, str) or not model:
         raise Refusal("body_invalid", "`model` must be the name of a model; GET /v1/models lists them.", param="model")
-    stream = _value(members, "stream")
+    stream = _value(members, "stream") if "stream" in members else None
     if stream is not None and not isinstance(stream, bool):
         raise Refusal("body_invalid", "`stream` must be true or false, not a string or a number.", param="stream")
-    options = _value(members, "stream_options")
+    options = _value(members, "stream_options") if "stream_options" in members else None
     bound: object = None
     for name in BOUNDS:
         if bound is None and name in members:
             bound = _value(members, name)
+    choices = _value(members, "n") if "n" in members else 1
     return Peek(
         model=model,
         model_span=spans["model"],
@@ -209,9 +215,12 @@ def peek(body: bytes) -> Peek:
         asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
         max_tokens=bound if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0 else None,
         insert_at=body.index(b"{") + 1,
+        choices=min(choices, MAX_CHOICES) if isinstance(choices, int) and choices > 1 else 1,
+        prompt_span=spans.get("messages") or spans.get("prompt") or spans.get("input"),
     )
 
 
+MAX_CHOICES = 128
 BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from llmgw.config import Settings
 from routing import measures
+from routing.admission import Band
 from routing.journal import Journal
+from routing.limits import Limiter
 from routing.openai import Refusal
 from routing.pools import Pools
-from routing.table import EMPTY, Table
+from routing.sharing import Share
+from routing.table import EMPTY, Rules, Table
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange
@@ -25,14 +29,21 @@ class Plane:
         "_mark",
         "_number",
         "active",
+        "bands",
+        "cold",
         "confirmed_at",
         "cors",
+        "default_band",
+        "default_index",
+        "demand",
         "journal",
+        "limiter",
         "pools",
+        "rules",
         "settings",
+        "share",
         "store_away",
         "table",
-        "turn",
     )
 
     def __init__(self, settings: Settings) -> None:
@@ -44,7 +55,17 @@ class Plane:
         self.active: set[Exchange] = set()
         self.pools = Pools()
         self.journal = Journal(settings.data_dir / "journal")
-        self.turn = 0
+        bands = settings.gateway.bands
+        self.rules = Rules(tuple(Band(*each) for each in bands.items()), settings.gateway.queue_limit)
+        self.bands = {name: index for index, name in enumerate(bands)}
+        self.default_band = settings.gateway.default_band
+        self.default_index = self.bands[self.default_band]
+        self.limiter = Limiter()
+        self.share = Share(settings.redis.url) if settings.redis.url else None
+        self.demand: set[str] = set()
+        """On-demand models that were asked for since the store was last told."""
+        self.cold = asyncio.Event()
+        """Set when one of them has no replica, so that the store hears of it at once."""
         self.cors = frozenset(origin.encode() for origin in settings.gateway.cors_origins)
         self._mark = secrets.token_hex(8)
         self._number = 0
@@ -54,6 +75,12 @@ class Plane:
         store's index writes together."""
         self._number += 1
         return f"req-{self._mark}-{self._number:08x}"
+
+    def wanted(self, model: str, *, cold: bool) -> None:
+        """Somebody asks for an on-demand model; `cold`: nothing serves it."""
+        self.demand.add(model)
+        if cold:
+            self.cold.set()
 
     def check_fresh(self, now: float) -> None:
         """Refuse (503) when there is no table yet, or none that may still be served from (GW-21)."""
@@ -82,6 +109,12 @@ class Plane:
         measures.JOURNAL_BYTES.source = lambda: [((), float(self.journal.pending_bytes()))]
         measures.STALE.source = lambda: [((), float(self.store_away))]
         measures.IN_FLIGHT.source = lambda: [((), float(len(self.active)))]
+        measures.QUEUED.source = lambda: [
+            ((name,), float(standing.admission.waiting)) for name, standing in self.table.standings.items()
+        ]
+        measures.CAPACITY.source = lambda: [
+            ((name,), float(standing.admission.capacity)) for name, standing in self.table.standings.items()
+        ]
         measures.TABLE_AGE.source = self._age
         measures.ENDPOINTS.source = self._endpoints
         measures.ENDPOINT_IN_FLIGHT.source = lambda: [

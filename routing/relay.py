@@ -45,6 +45,8 @@ def _headers(exchange: Exchange, connection: Connection) -> Headers:
         *target.answer_headers,
         *connection.answer.kept,
     ]
+    if exchange.account is not None:
+        headers += exchange.account.headers(time.monotonic())
     if exchange.plane.cors:
         headers += answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
     return headers
@@ -71,7 +73,10 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
         tokens = _usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
     exchange.record(status, code, tokens)
     exchange.answering = True
-    await exchange.client.answer(status, headers, body)
+    if exchange.committed:
+        await exchange.client.end((b"event: error\n" if code else b"") + b"data: " + b" ".join(body.split()) + b"\n\n")
+    else:
+        await exchange.client.answer(status, headers, body)
 
 
 async def _pass(
@@ -87,7 +92,8 @@ async def _pass(
     exchange.answering = True
     tail, size = first, len(first)
     try:
-        await exchange.client.start(connection.status, headers)
+        if not exchange.committed:
+            await exchange.client.start(connection.status, headers)
         await _write(exchange, first)
         while await _next(exchange, connection):
             data = connection.take()
@@ -110,7 +116,8 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
     headers += answers.NO_BUFFER
     client, status = exchange.client, connection.status
     try:
-        await client.start(status, headers)
+        if not exchange.committed:
+            await client.start(status, headers)
         if isinstance(client, DirectClient):
             await _pipe(exchange, connection, stream, client)
         else:

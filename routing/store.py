@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,10 +18,14 @@ from django.utils import timezone
 
 from catalog.models import Model
 from llmgw.core.models import Revision, Secret
+from nodes.actions import note_demand
 from nodes.engine_keys import SECRET_NAME
 from nodes.models import Backoff, Replica, ReplicaLoad
 from routing.journal import Record
 from routing.table import Contents, Failing
+from tenants import rollup
+from tenants.limit_models import Price
+from tenants.limits import Budget
 from tenants.models import Key, Project, Usage, User
 
 log = logging.getLogger(__name__)
@@ -47,7 +52,11 @@ class Store(Protocol):
 
     def contents(self) -> Contents: ...
 
-    def save_usage(self, records: Sequence[Record]) -> None: ...
+    def spent(self, budgets: Sequence[Budget]) -> dict[int, tuple[float, int]]: ...
+
+    def save_usage(self, records: Sequence[Record], fresh: bool) -> None: ...
+
+    def save_demand(self, models: Sequence[str], cold: bool) -> None: ...
 
     def save_key_use(self, used: dict[int, float]) -> None: ...
 
@@ -77,10 +86,24 @@ class DjangoStore:
                 Failing(model, reason, next_try_at.timestamp())
                 for model, reason, next_try_at in Backoff.objects.values_list("model", "reason", "next_try_at")
             ),
+            prices=Price.objects.snapshot(),
         )
 
-    def save_usage(self, records: Sequence[Record]) -> None:
+    def spent(self, budgets: Sequence[Budget]) -> dict[int, tuple[float, int]]:
+        """Per budget when its current period began, epoch seconds, and what was used since."""
         _reconnect()
+        return rollup.spent(budgets, time.time())
+
+    def save_demand(self, models: Sequence[str], cold: bool) -> None:
+        """On-demand models that are asked for; `cold`: one of them has no replica yet."""
+        _reconnect()
+        note_demand(models, cold=cold, now=timezone.now())
+
+    def save_usage(self, records: Sequence[Record], fresh: bool) -> None:
+        """`fresh`: they cannot be there yet; otherwise those that are there already are left out."""
+        _reconnect()
+        if not fresh:
+            records = _new(records)
         try:
             with transaction.atomic():
                 _insert(records)
@@ -142,6 +165,7 @@ _COLUMN_OF = {field.name: str(field.column) for field in Usage._meta.concrete_fi
 _COLUMNS = tuple(_COLUMN_OF[name] for name in Record.__struct_fields__)
 _of_record = attrgetter(*Record.__struct_fields__)
 _AT, _EXPLAINED = (Record.__struct_fields__.index(name) for name in ("at", "explained"))
+ASKED_AT_ONCE = 500
 AT_ONCE = 50
 """Rows a statement: one call into the database's library for all of them, which leaves the event loop alone."""
 
@@ -170,11 +194,21 @@ def _insert(records: Sequence[Record]) -> None:
     rows = [values(record) for record in records]
     whole = len(rows) - len(rows) % AT_ONCE
     groups = [list(chain.from_iterable(rows[at : at + AT_ONCE])) for at in range(0, whole, AT_ONCE)]
+    rollup.add(records)
     with connection.cursor() as cursor:
         if groups:
             cursor.executemany(_MANY, groups)
         if rows[whole:]:
             cursor.executemany(_ONE, rows[whole:])
+
+
+def _new(records: Sequence[Record]) -> list[Record]:
+    """Without those that an earlier process, or an attempt whose outcome is unknown, has brought there."""
+    there: set[str] = set()
+    for at in range(0, len(records), ASKED_AT_ONCE):
+        ids = [each.request_id for each in records[at : at + ASKED_AT_ONCE]]
+        there.update(Usage.objects.filter(request_id__in=ids).values_list("request_id", flat=True))
+    return list({each.request_id: each for each in records if each.request_id not in there}.values())
 
 
 def _insert_what_fits(records: Sequence[Record]) -> None:

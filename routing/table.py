@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import msgspec
 
 from catalog import spec
+from catalog.names import fold
 from nodes.engine_keys import engine_key
 from nodes.state import Endpoint
 from routing import ejection, mappings
+from routing.admission import Admission, Band
 from routing.openai import Refusal
+from routing.scheduling import Chooser
 from tenants.keys import Grant
+from tenants.money import Price
 
 ON_THE_WAY = ("fetching", "installing", "starting", "loading", "ready")
 LOADING_RETRY_S = 5
@@ -45,6 +49,26 @@ class Contents:
     endpoints: tuple[Endpoint, ...]
     engine_secret: bytes
     failing: tuple[Failing, ...] = ()
+    prices: tuple[Price, ...] = ()
+    """Sorted by when they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How requests wait for a model."""
+
+    bands: tuple[Band, ...] = (Band("normal"),)
+    queue_limit: int = 1000
+
+
+class Standing:
+    """What goes on with one model: who is in flight, who waits, what was sent where. Outlives the snapshots."""
+
+    __slots__ = ("admission", "chooser")
+
+    def __init__(self, rules: Rules, profile: str) -> None:
+        self.admission = Admission(0, rules.queue_limit, rules.bands)
+        self.chooser = Chooser(profile)
 
 
 class Target:
@@ -57,6 +81,7 @@ class Target:
         "health",
         "host",
         "in_flight",
+        "known_as",
         "kv_used",
         "model",
         "node",
@@ -76,6 +101,8 @@ class Target:
         assert endpoint.port is not None, "only usable endpoints become targets"
         self.replica, self.node, self.model = endpoint.replica, endpoint.node, endpoint.model
         self.engine, self.host, self.port = endpoint.engine, endpoint.host, endpoint.port
+        self.known_as = ""
+        """What it calls the model; empty where that is the catalog's name."""
         self.weight = endpoint.slots
         self.running: int | None = None
         self.waiting: int | None = None
@@ -124,14 +151,36 @@ def header_text(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model, where it is served now, and what is on its way."""
+    """A model, where it is served now, and what is on its way; or an adapter of it, which shares all that."""
 
     name: str
     name_json: bytes
-    targets: tuple[Target, ...]
-    states: tuple[str, ...]
+    standing: Standing
+    targets: tuple[Target, ...] = ()
+    states: tuple[str, ...] = ()
     """Of replicas that are wanted and not usable yet."""
     failing: Failing | None = None
+    on_demand: bool = False
+    """Whether a replica is started once somebody asks."""
+    fallbacks: tuple[str, ...] = ()
+    """Other models, by name, in the order in which they are tried."""
+    band: str = ""
+    prices: tuple[Price, ...] = ()
+    adapter: str = ""
+
+    @property
+    def allowed_as(self) -> str:
+        """The name that a key's allowlist must hold."""
+        return self.adapter or self.name
+
+    def price(self, now: float) -> Price | None:
+        """What its tokens cost now (epoch seconds)."""
+        found = None
+        for price in self.prices:
+            if price.valid_from > now:
+                break
+            found = price
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +189,22 @@ class Table:
     grants: Mapping[str, Grant] = field(default_factory=dict)
     """By SHA-256 of the key."""
     names: Mapping[str, Served] = field(default_factory=dict)
-    """Models by name and by alias."""
+    """Models by name and by alias, adapters by name."""
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    """By model."""
     targets: tuple[Target, ...] = ()
     leaving: tuple[Target, ...] = ()
     """Of replicas that are drained: they get nothing new, and it is told how much they still work on."""
 
     def visible(self, grant: Grant) -> Iterable[str]:
-        return (name for name, served in self.names.items() if grant.allows(served.name))
+        return (name for name, served in self.names.items() if grant.allows(served.allowed_as))
 
 
 EMPTY = Table(revision=-1)
 
 
-def build(contents: Contents, previous: Table) -> Table:
-    """The next snapshot. Endpoints that stay where they are keep their load and health."""
+def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
+    """The next snapshot. Endpoints that stay where they are keep their load and health, models who waits for them."""
     known = {target.address: target for target in (*previous.targets, *previous.leaving)}
     targets: dict[str, list[Target]] = {}
     states: dict[str, list[str]] = {}
@@ -173,25 +224,82 @@ def build(contents: Contents, previous: Table) -> Table:
         elif not endpoint.draining and not endpoint.lost:
             states.setdefault(endpoint.model, []).append(endpoint.state)
     failing = {each.model: each for each in sorted(contents.failing, key=lambda each: -each.next_try_at)}
+    prices: dict[str, list[Price]] = {}
+    for price in contents.prices:
+        prices.setdefault(price.model, []).append(price)
+    canonical = _canonical(contents.models)
+    standings = {model.name: _standing(model, previous, rules) for model in contents.models}
     names: dict[str, Served] = {}
     for model in contents.models:
         served = Served(
             name=model.name,
             name_json=msgspec.json.encode(model.name),
+            standing=standings[model.name],
             targets=tuple(targets.get(model.name, ())),
             states=tuple(states.get(model.name, ())),
             failing=failing.get(model.name),
+            on_demand=model.scaling.min == 0 < model.scaling.max,
+            fallbacks=_chain(model, canonical),
+            band=model.band,
+            prices=tuple(prices.get(model.name, ())),
         )
         names[model.name] = served
         for alias in model.aliases:
             names.setdefault(alias, served)
+        for adapter in model.adapters:
+            names.setdefault(adapter.name, replace(served, adapter=adapter.name))
     return Table(
         revision=contents.revision,
         grants={grant.digest: grant for grant in contents.grants},
         names=names,
+        standings=standings,
         targets=tuple(every),
         leaving=tuple(leaving),
     )
+
+
+def _canonical(models: Iterable[spec.Model]) -> dict[str, str]:
+    """The model that each name and alias means, however it is written."""
+    found: dict[str, str] = {}
+    for model in models:
+        for name in (model.name, *model.aliases):
+            found.setdefault(fold(name), model.name)
+    return found
+
+
+def _chain(model: spec.Model, canonical: Mapping[str, str]) -> tuple[str, ...]:
+    """Its fallbacks and no one else's: each model once, never itself, so that no circle is walked."""
+    found = dict.fromkeys(canonical[key] for key in map(fold, model.fallbacks) if key in canonical)
+    found.pop(model.name, None)
+    return tuple(found)
+
+
+def _standing(model: spec.Model, previous: Table, rules: Rules) -> Standing:
+    standing = previous.standings.get(model.name)
+    if standing is None:
+        return Standing(rules, model.routing_profile)
+    if standing.chooser.profile != model.routing_profile:
+        standing.chooser = Chooser(model.routing_profile)
+    return standing
+
+
+def settle(table: Table, now: float) -> None:
+    """Let the queues know how much room there is: who waited for a replica that is ready now goes on."""
+    room = dict.fromkeys(table.standings, 0)
+    for target in table.targets:
+        if target.model in room:
+            room[target.model] += target.weight
+    for name, capacity in room.items():
+        admission = table.standings[name].admission
+        if admission.capacity != capacity:
+            admission.resize(capacity, now)
+
+
+def coming(served: Served) -> bool:
+    """Whether it is worth waiting for a replica, though none is ready."""
+    if any(state in ON_THE_WAY for state in served.states):
+        return True
+    return served.on_demand and served.failing is None
 
 
 def candidates(served: Served, tried: Iterable[Target], now: float) -> list[Target]:
@@ -217,6 +325,12 @@ def nowhere(served: Served, now: float) -> Refusal:
         return Refusal(
             "model_loading",
             f"Model {name} is loading ({stage}). Try again in {LOADING_RETRY_S} s.",
+            retry_after_s=LOADING_RETRY_S,
+        )
+    if served.on_demand and served.failing is None:
+        return Refusal(
+            "model_loading",
+            f"Model {name} is not loaded and is being started. Try again in {LOADING_RETRY_S} s.",
             retry_after_s=LOADING_RETRY_S,
         )
     if served.failing is not None:

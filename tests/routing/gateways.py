@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from routing.journal import Record
 from routing.store import LoadRow
 from routing.table import Contents
 from tenants.keys import Grant, digest
+from tenants.limits import Budget
+from tenants.periods import bounds
 
 EDGES = ("routing.edge:GatewayProtocol", "httptools")
 """Both ways in: the lean one, and plain ASGI under uvicorn."""
@@ -65,6 +68,8 @@ class MemoryStore:
     full: bool = False
     """Takes no usage, as on a full disk."""
     refused: int = 0
+    demand: list[str] = field(default_factory=list)
+    """Models that were asked for, once for each message."""
 
     def _reach(self) -> None:
         if self.away:
@@ -78,7 +83,22 @@ class MemoryStore:
         self._reach()
         return self.now
 
-    def save_usage(self, records: Sequence[Record]) -> None:
+    def spent(self, budgets: Sequence[Budget]) -> dict[int, tuple[float, int]]:
+        self._reach()
+        found: dict[int, tuple[float, int]] = {}
+        for budget in budgets:
+            start, _ = bounds(budget.period, budget.time_zone, time.time())
+            mine = [row for row in self.usage.values() if row.at >= start]
+            tokens = sum((row.prompt_tokens or 0) + (row.completion_tokens or 0) for row in mine)
+            cost = sum(row.cost or 0 for row in mine)
+            found[budget.budget_id] = start, cost if budget.unit == "money" else tokens
+        return found
+
+    def save_demand(self, models: Sequence[str], cold: bool) -> None:
+        self._reach()
+        self.demand += models
+
+    def save_usage(self, records: Sequence[Record], fresh: bool) -> None:
         self._reach()
         if self.full:
             self.refused += 1

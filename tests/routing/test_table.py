@@ -7,7 +7,7 @@ import pytest
 
 from catalog import spec
 from routing import ejection
-from routing.table import EMPTY, Failing, Served, Target, build, candidates, header_text, nowhere
+from routing.table import EMPTY, Failing, Rules, Served, Standing, Target, build, candidates, header_text, nowhere
 from tests.routing.gateways import contents, endpoint, grant, key_of
 
 
@@ -17,7 +17,7 @@ def targets(count: int) -> tuple[Target, ...]:
 
 
 def served(*places: Target, states: tuple[str, ...] = ()) -> Served:
-    return Served("m", b'"m"', places, states)
+    return Served("m", b'"m"', Standing(Rules(), "least_load"), places, states)
 
 
 def test_only_usable_endpoints_become_targets_and_the_rest_tell_what_is_coming() -> None:
