@@ -255,6 +255,11 @@ def test_the_tightest_on_the_path_is_what_the_headers_say() -> None:
     assert alone(replace(PROJECT, concurrent=1)).headers(0.0) == []
 
 
+def test_a_wider_limit_may_be_the_tighter_one() -> None:
+    found = alone(Limit("team", 1, "T", requests_per_minute=6), Limit("key", 2, "ci", requests_per_minute=60))
+    assert found.headers(0.0)[0] == (b"x-ratelimit-limit-requests", b"6")
+
+
 def test_of_several_that_are_reached_the_one_that_lasts_longest_is_told() -> None:
     found = alone(replace(PROJECT, requests_per_minute=1), budgets=(budget(10),), b7=10)
     assert refused(found).code == "quota_exceeded"
@@ -318,6 +323,14 @@ def test_a_wall_clock_that_jumps_moves_periods_and_refills_no_bucket() -> None:
     assert refused(found, tokens=1, now=1.0).code == "rate_limited"
     adopt(limiter, grant, now=2.0, b7=95)
     assert refused(found, tokens=1, now=61.0).code == "quota_exceeded"
+
+
+def test_budgets_of_one_period_begin_anew_together() -> None:
+    limiter, grant = Limiter(), key("k", (), (budget(10), budget(20, budget_id=8)))
+    adopt(limiter, grant, b7=4, b8=5)
+    assert [meter.used for meter in account(limiter, grant).meters] == [4, 5]
+    adopt(limiter, grant, wall=WALL + 3 * 86_400)
+    assert [meter.used for meter in account(limiter, grant).meters] == [0, 0]
 
 
 def test_spend_is_what_the_store_says_and_what_it_cannot_know_yet() -> None:
