@@ -305,6 +305,32 @@ def _process_id(url: str) -> int:
         return int(client.info("server")["process_id"])
 
 
+async def test_a_redis_that_goes_while_nobody_asks_is_missed_all_the_same() -> None:
+    with redis_server() as url:
+        gateway = Gateway(url)
+        await gateway.share.start(gateway.limiter)
+        assert not gateway.share.away
+    await soon("it is missed", lambda: _away(gateway))
+    await gateway.share.stop()
+
+
+async def _away(gateway: Gateway) -> bool:
+    return gateway.share.away
+
+
+async def test_meters_that_are_gone_are_forgotten_once_they_are_given_back(two: list[Gateway]) -> None:
+    share, limiter = two[0].share, two[0].limiter
+    held = await two[0].reserve("some money")
+    limiter.adopt((), {}, 0, time.monotonic(), time.time())
+    held.settle(1, 1, time.monotonic())
+
+    async def forgotten() -> bool:
+        share._swept_at = 0.0  # it is time again
+        return not share._leases
+
+    await soon("it is forgotten", forgotten)
+
+
 async def test_a_gateway_starts_and_stops_where_no_redis_is() -> None:
     async with gateways("redis://127.0.0.1:1/0", 1) as (gateway,):
         assert gateway.share.away
