@@ -85,7 +85,7 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
     exchange.prepare(served, target)
     if target.health.until is not None:
         target.health = ejection.tried(target.health)
-    mark = target.begin()
+    target.begin()
     try:
         connection = await _open(exchange, target)
         status = connection.status
@@ -99,7 +99,7 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
             _note_failure(exchange, target, soft=isinstance(error, Failed) and error.status not in (401, 403))
         raise
     finally:
-        target.end(mark)
+        target.end()
         if target.health.probing:
             target.health = ejection.abandoned(target.health)
         if exchange.connection is not None:

@@ -24,7 +24,7 @@ REMEMBERED_GONE = 64
 class Candidate(Protocol):
     """An endpoint as the choice sees it. `running`, `waiting`, `kv_used`: as last scraped, None when unknown.
 
-    `sent`: own requests sent since that scrape and still open; `in_flight`: all own requests still open.
+    `in_flight`: own requests that are open now; `in_flight_then`: those that were when it was scraped.
     """
 
     @property
@@ -38,19 +38,23 @@ class Candidate(Protocol):
     @property
     def kv_used(self) -> float | None: ...
     @property
-    def sent(self) -> int: ...
-    @property
     def in_flight(self) -> int: ...
+    @property
+    def in_flight_then(self) -> int: ...
 
 
 C = TypeVar("C", bound=Candidate)
 
 
 def load(candidate: Candidate) -> float | None:
-    """Requests at the endpoint over what it serves at once; None when its engine does not say."""
-    if candidate.running is None:
+    """Requests at the endpoint over what it serves at once; None when its engine does not say. Other people's are as
+    old as the scrape; our own, sent and ended since, are counted as they are now."""
+    running = candidate.running
+    if running is None:
         return None
-    return (candidate.running + (candidate.waiting or 0) + candidate.sent) / (candidate.weight or 1)
+    others = running + (candidate.waiting or 0) - candidate.in_flight_then
+    own = candidate.in_flight
+    return (others + own if others > 0 else own) / (candidate.weight or 1)
 
 
 def scores(candidates: Sequence[Candidate]) -> list[tuple[str, float | None]]:
@@ -70,8 +74,9 @@ def saturated(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
 
 
 def _counted(candidate: Candidate) -> float:
-    """Its load as known, and never less than what we ourselves have open there."""
-    return max(load(candidate) or 0.0, candidate.in_flight / (candidate.weight or 1))
+    """Its load as known, or else what we ourselves have open there."""
+    known = load(candidate)
+    return candidate.in_flight / (candidate.weight or 1) if known is None else known
 
 
 def choose(candidates: Sequence[C], turn: int) -> C | None:

@@ -75,12 +75,14 @@ class Target:
     """A place to send requests to: a ready replica's leader, with what is known of its load and health."""
 
     __slots__ = (
+        "_in_flight_asked",
         "answer_headers",
         "authorization",
         "engine",
         "health",
         "host",
         "in_flight",
+        "in_flight_then",
         "known_as",
         "kv_used",
         "model",
@@ -90,9 +92,6 @@ class Target:
         "request_head",
         "running",
         "scraped_at",
-        "scrapes",
-        "sent",
-        "sent_before",
         "waiting",
         "weight",
     )
@@ -108,7 +107,7 @@ class Target:
         self.waiting: int | None = None
         self.kv_used: float | None = None
         self.scraped_at: float | None = None
-        self.in_flight = self.sent = self.sent_before = self.scrapes = 0
+        self.in_flight = self.in_flight_then = self._in_flight_asked = 0
         self.health = ejection.WELL
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.authorization = f"Authorization: Bearer {key}\r\n".encode()
@@ -122,26 +121,21 @@ class Target:
     def address(self) -> tuple[str, str, int]:
         return self.replica, self.host, self.port
 
-    def begin(self) -> int:
-        """Count a request that is sent now; returns the mark that `end` wants back."""
+    def begin(self) -> None:
+        """A request is sent now."""
         self.in_flight += 1
-        self.sent += 1
-        return self.scrapes
 
     def end(self, mark: int) -> None:
         self.in_flight -= 1
-        if mark == self.scrapes:
-            self.sent -= 1
 
     def scraping(self) -> None:
-        """What is sent from now on is not in the figures that come."""
-        self.scrapes += 1
-        self.sent_before, self.sent = self.sent, 0
+        """What is open now is in the figures that come."""
+        self._in_flight_asked = self.in_flight
 
     def scraped(self, load: mappings.Load, now: float | None) -> None:
         """`now` None: the scrape failed, so the load is unknown."""
         self.running, self.waiting, self.kv_used = load.running, load.waiting, load.kv_used
-        self.scraped_at, self.sent_before = now, 0
+        self.scraped_at, self.in_flight_then = now, self._in_flight_asked
 
 
 def header_text(name: str) -> bytes:

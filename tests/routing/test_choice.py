@@ -24,8 +24,8 @@ class Place:
     running: int | None = 0
     waiting: int | None = 0
     kv_used: float | None = None
-    sent: int = 0
     in_flight: int = 0
+    in_flight_then: int = 0
 
 
 counts = st.none() | st.integers(0, 20)
@@ -37,8 +37,8 @@ places = st.lists(
         running=counts,
         waiting=counts,
         kv_used=st.none() | st.floats(0, 1),
-        sent=st.integers(0, 9),
         in_flight=st.integers(0, 9),
+        in_flight_then=st.integers(0, 9),
     ),
     min_size=1,
     max_size=6,
@@ -73,8 +73,12 @@ def test_unknown_load_is_never_taken_for_idle() -> None:
     assert choose([unknown], 5) == unknown
 
 
-def test_requests_sent_since_the_scrape_and_the_weight_count() -> None:
-    assert choose([Place("a", sent=2), Place("b", running=1)], 0) == Place("b", running=1)
+def test_requests_sent_and_ended_since_the_scrape_and_the_weight_count() -> None:
+    assert choose([Place("a", in_flight=2), Place("b", running=1)], 0) == Place("b", running=1)
+    ended = Place("ended", running=2, in_flight_then=2)
+    assert choose([Place("a", running=1), ended], 0) == ended
+    assert load(Place(running=1, waiting=3, in_flight=1, in_flight_then=2)) == 3
+    assert load(Place(running=0, in_flight=1, in_flight_then=2)) == 1
     big = Place("big", weight=10, running=5)
     assert choose([big, Place("small", running=1)], 0) == big
 
@@ -175,7 +179,8 @@ def test_a_prefix_outgrows_its_saturated_replica_and_comes_back_to_it() -> None:
 def test_who_is_full_or_far_busier_than_the_others_is_saturated(candidates: list[Place], index: int) -> None:
     place = candidates[index % len(candidates)]
     weight = max(1, place.weight)
-    counted = max((load(place) or 0) * weight, place.in_flight)
+    known = load(place)
+    counted = place.in_flight if known is None else known * weight
     if counted >= weight:
         assert saturated(place, candidates)
     if counted == 0:
@@ -209,21 +214,18 @@ class Engine:
         self.running: int | None = 0
         self.waiting: int | None = 0
         self.kv_used: float | None = None
-        self.open: list[tuple[float, float]] = []
-        self.scraped_at = 0.0
+        self.open: list[float] = []
+        self.in_flight_then, self.scraped_at = 0, 0.0
 
     @property
     def in_flight(self) -> int:
         return len(self.open)
 
-    @property
-    def sent(self) -> int:
-        return sum(at > self.scraped_at for at, _ in self.open)
-
     def until(self, now: float) -> None:
-        self.open = [each for each in self.open if each[1] > now]
+        self.open = [end for end in self.open if end > now]
         if now - self.scraped_at >= 1:
-            self.running, self.scraped_at = len(self.open), now
+            self.running = self.in_flight_then = len(self.open)
+            self.scraped_at = now
 
 
 def test_a_slowed_replica_loses_new_work_within_two_seconds() -> None:
@@ -240,7 +242,7 @@ def test_a_slowed_replica_loses_new_work_within_two_seconds() -> None:
             engine.until(now)
         chosen = chooser.choose(engines, LONG)
         assert chosen is not None
-        chosen.open.append((now, now + chosen.takes_s))
+        chosen.open.append(now + chosen.takes_s)
         got[f"{chosen.replica} {'before' if now < 5 else 'soon' if now < 7 else 'after'}"] += 1
     assert got[f"{home.replica} before"] > 50
     assert got[f"{home.replica} after"] == 0

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from catalog import spec
-from routing import ejection
+from routing import ejection, mappings
+from routing.scheduling import load
 from routing.table import EMPTY, Failing, Rules, Served, Standing, Target, build, candidates, header_text, nowhere
 from tests.routing.gateways import contents, endpoint, grant, key_of
 
@@ -58,16 +59,22 @@ def test_a_replica_that_moved_or_changed_its_model_starts_unknown() -> None:
     assert build(contents(endpoint(1, engine="vllm")), first).targets[0].running is None
 
 
-def test_requests_sent_during_a_scrape_count_until_the_next_one() -> None:
+def test_own_requests_count_as_they_are_now_and_those_of_others_as_they_were_at_the_scrape() -> None:
     (target,) = targets(1)
-    before = target.begin()
+    target.weight = 1
+    target.begin()
     target.scraping()
-    during = target.begin()
-    assert target.sent == 1
-    target.end(before)
-    assert (target.sent, target.in_flight) == (1, 1)
-    target.end(during)
-    assert (target.sent, target.in_flight) == (0, 0)
+    target.begin()
+    assert load(target) is None
+    target.scraped(mappings.Load(4, 1, None), 1.0)
+    assert load(target) == 4 + 2
+    target.scraping()
+    target.end()
+    assert load(target) == 4 + 1
+    target.scraped(mappings.Load(2, 0, None), 2.0)
+    assert load(target) == 0 + 1
+    target.end()
+    assert load(target) == 0
 
 
 def test_candidates_leave_out_the_tried_and_the_ejected_and_keep_soft_ones_as_last_resort() -> None:
