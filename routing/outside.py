@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote
 
-import msgspec
-
 from catalog import spec
 from llmgw.core.addresses import Address, parse
 from nodes.state import Endpoint
 from routing import openai
 from routing.dialing import Line, Unusable
-from routing.openai import Peek, Refusal
+from routing.openai import Refusal
 from routing.upstream import UpstreamError
 
 ROUTES = openai.KNOWN_ROUTES | {"/v1/images/generations", "/v1/audio/speech", "/v1/moderations"}
@@ -138,14 +136,6 @@ class Outside:
             ours,
             length,
         )
-
-    def body(self, written: bytes, seen: Peek | None, *, form: bool, add_usage: bool) -> bytes:
-        """The client's body with the model's name there. `written`: as the client wrote it, `seen`: what is in it."""
-        if seen is None:
-            return written
-        name = self.name_there.encode() if form else msgspec.json.encode(self.name_there)
-        model = None if seen.model == self.name_there else name
-        return openai.rewrite(written, seen, model=model, add_usage=add_usage)
 
 
 def _only_needed(passed: bytes) -> bytes:

@@ -158,23 +158,6 @@ def test_the_operators_own_engine_gets_what_a_replica_gets(key_file: Path) -> No
     assert own().lines() == b" HTTP/1.1\r\nHost: 10.0.0.5:8000\r\n"
 
 
-def test_the_model_gets_its_name_there_and_the_rest_stays_byte_for_byte() -> None:
-    written = b'{ "model" : "mine",  "x":[1, 2],"stream":true}'
-    seen = openai.peek(written)
-    place = provider(name_there='gpt "x"')
-    assert place.body(written, seen, form=False, add_usage=False) == written.replace(b'"mine"', b'"gpt \\"x\\""')
-    with_usage = place.body(written, seen, form=False, add_usage=True)
-    assert openai.peek(with_usage).asks_usage
-    assert provider(name_there="mine").body(written, seen, form=False, add_usage=False) is written
-    assert place.body(b"", None, form=False, add_usage=False) == b""
-
-
-def test_a_form_gets_the_name_as_it_is() -> None:
-    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nmine\r\n--b--\r\n'
-    seen = openai.peek_form(form, b"b")
-    assert b"\r\n\r\ngpt-x\r\n" in provider().body(form, seen, form=True, add_usage=False)
-
-
 # --- keys ------------------------------------------------------------------------------------------------------------
 def test_a_key_is_read_anew_each_time(key_file: Path) -> None:
     place = provider(key_file=str(key_file))
