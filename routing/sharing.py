@@ -115,7 +115,8 @@ class Share:
                 self._asking.add(lease)
             self._wake.set()
             try:
-                await asyncio.wait_for(self._answered.wait(), MORE_S)
+                async with asyncio.timeout(MORE_S):
+                    await self._answered.wait()
             except TimeoutError:
                 self._lost("it does not answer in time")
             now = time.monotonic()
@@ -124,7 +125,8 @@ class Share:
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), TICK_S if self._joined else RETRY_S)
+                async with asyncio.timeout(TICK_S if self._joined else RETRY_S):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 await self._round()
