@@ -82,7 +82,7 @@ class Run:
         self._waits = None
         outer, _current = _current, self
         try:
-            if error is None and self._cancelling:
+            if self._cancelling:
                 self._cancelling = False
                 error = asyncio.CancelledError()
             waits = coroutine.send(None) if error is None else coroutine.throw(error)
@@ -104,6 +104,9 @@ class Run:
             else:
                 waits._asyncio_future_blocking = False
                 waits.add_done_callback(self._future_done)
+            if self._cancelling:  # from within, before it waited
+                self._cancelling = False
+                self.cancel()
         finally:
             _current = outer
 
