@@ -12,7 +12,6 @@ from urllib.parse import quote
 import typer
 
 from llmgw.cli import client, ctl_show
-from tenants.figures import number
 from tenants.keys import PREFIX_LENGTH
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
@@ -253,7 +252,7 @@ def _text_of(file: Path) -> str:
         raise client.CtlError(f"{file} is not UTF-8 text. Save it as such.", client.UNASKED) from None
 
 
-# --- keys and usage --------------------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 @keys_app.command("list")
 def list_keys(ctx: typer.Context, limit: Limit = 100, json: Json = False) -> None:
     """Keys by prefix, newest first; secrets are nowhere."""
@@ -350,49 +349,6 @@ def _live_key(server: client.Client, text: str) -> int:
         names = ", ".join(f"{each['prefix']} {each['name']} ({each['id']})" for each in found[:10])
         raise client.CtlError(f"{prefix} could be {names}; give its number.", client.UNASKED)
     return int(found[0]["id"])
-
-
-@app.command()
-def usage(
-    ctx: typer.Context,
-    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only this project's, by name or number.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From then on; else since midnight UTC.")] = None,
-    limit: Limit = 20,
-    json: Json = False,
-) -> None:
-    """What was used, and the latest requests."""
-    with _server(ctx) as server:
-        chosen = {"model": model, "since": since, "project": _project(server, project) if project else None}
-        totals = server.get("usage/totals", **chosen)
-        rows = server.pages("usage", limit, **chosen)
-        _show({"totals": totals, "latest": rows}, json, _print_usage)
-
-
-def _print_usage(found: Any) -> None:
-    totals = found["totals"]
-    ctl_show.line(
-        f"Since {totals['since'][:19]} UTC: {number(totals['requests'])} requests, {number(totals['failed'])} failed, "
-        f"{number(totals['prompt_tokens'])} tokens read, {number(totals['completion_tokens'])} written"
-    )
-    ctl_show.table(
-        "",
-        ("at", "request", "model", "project", ">status", ">read", ">written", ">ms"),
-        (
-            (
-                each["at"][:19],
-                each["request_id"],
-                each["model"],
-                each["project_name"],
-                each["status"],
-                number(each["prompt_tokens"]),
-                number(each["completion_tokens"]),
-                number(each["total_ms"]),
-            )
-            for each in found["latest"]
-        ),
-        "No requests.",
-    )
 
 
 def _aside(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.errors import ConfigError
-from llmgw.cli import ctl
+from llmgw.cli import ctl, ctl_requests
 from llmgw.cli.why import why
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 server = typer.Typer(help="Run the control plane's processes one by one.", no_args_is_help=True)
 app.add_typer(server, name="server")
+for command in (ctl_requests.usage, ctl_requests.requests):
+    ctl.app.command()(command)
 app.add_typer(ctl.app, name="ctl")
 app.command()(why)
 

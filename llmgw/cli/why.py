@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from llmgw.cli import client, ctl_show
-from tenants.figures import ago, milliseconds, number
+from tenants.figures import ago, number
 
 EVENTS = 5
 TAIL_LINES = 12
@@ -78,20 +78,12 @@ def explain(kind: str, found: Record, events: list[Any]) -> Iterator[str]:
 
 
 def _request(found: Record) -> Iterator[str]:
-    ended = "was answered" if found["status"] < 400 else f"failed with {found['error_code'] or 'an error'}"
-    yield f"Request {found['request_id']} to {found['model'] or 'no known model'} {ended}: HTTP {found['status']}."
-    yield f"  at {found['at'][:19]} UTC, {found['route']}{', streamed' if found['streamed'] else ''}"
+    yield f"Request {found['request_id']} to {found['route']}, which ended at {found['at'][:19]} UTC:"
     project, key = found["project_name"] or "no project", found["key_prefix"]
     yield f"  for {project}" + (f", key {key}…" if key else "")
-    if found["replica"]:
-        yield f"  by {found['replica']} on {found['node'] or 'an unknown node'}"
-    else:
-        yield "  no replica was reached"
-    first = f", first token after {milliseconds(found['first_token_ms'])}" if found["streamed"] else ""
-    yield f"  waited {milliseconds(found['queue_ms'])} in the queue{first}, {milliseconds(found['total_ms'])} in all"
-    guessed = " (estimated)" if found["estimated"] else ""
-    read, written = number(found["prompt_tokens"]), number(found["completion_tokens"])
-    yield f"  {read} tokens read, {written} written{guessed}"
+    yield from (f"  {sentence}" for sentence in found["words"])
+    if found["explained"] is None:
+        yield "  Where else it could have gone is not kept, or not any more."
 
 
 def _replica(found: Record, now: datetime) -> Iterator[str]:

@@ -55,6 +55,7 @@ ROUTES = {
     "api-usage-rollup": Route("usage/rollup?project=PROJECT", read=OURS),
     "api-usage": Route("usage?project=PROJECT", read=OURS),
     "api-usage-totals": Route("usage/totals?project=PROJECT", read=OURS),
+    "api-requests": Route("requests?project=PROJECT", read=OURS),
     "api-request": Route("requests/req-1", read=OURS),
     "api-catalog": Route("catalog", read=HIDDEN, write=HIDDEN, method="PUT"),
     "api-catalog-versions": Route("catalog/versions", read=HIDDEN),

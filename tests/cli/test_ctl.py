@@ -239,6 +239,25 @@ def test_usage_is_summed_and_listed(llmgw: Ctl) -> None:
     assert json.loads(llmgw("ctl", "usage", "--json").stdout)["totals"]["requests"] == 1
 
 
+def test_requests_are_found_by_what_is_known_of_them(llmgw: Ctl) -> None:
+    project = factories.make_project("Apps")
+    key, secret = factories.make_key(project=project)
+    make_usage(project, key, request_id="r1")
+    make_usage(project, request_id="r2", status=429, error_code="rate_limited", model="big")
+    assert [line.split()[1] for line in llmgw("ctl", "requests").stdout.splitlines()] == ["request", "r2", "r1"]
+    for found, words in (
+        ("r1", ("--key", secret, "--project", "Apps")),
+        ("r1", ("--key", str(key.pk))),
+        ("r1", ("--result", "ok", "--model", "smollm2")),
+        ("r2", ("--code", "rate_limited")),
+        ("r2", ("--since", "2026-11-29", "--until", "2026-11-30", "--limit", "1")),
+    ):
+        assert [row["request_id"] for row in json.loads(llmgw("ctl", "requests", *words, "--json").stdout)] == [found]
+    assert llmgw("ctl", "requests", "--model", "none").stdout == "No requests.\n"
+    wrong = llmgw("ctl", "requests", "--result", "odd")
+    assert (wrong.exit_code, "result: odd is no result." in wrong.stderr) == (1, True)
+
+
 # --- why -------------------------------------------------------------------------------------------------------------
 def test_why_explains_whatever_has_a_name(llmgw: Ctl) -> None:
     cluster()
@@ -254,12 +273,12 @@ def test_why_explains_whatever_has_a_name(llmgw: Ctl) -> None:
     llmgw("ctl", "cordon", "box")
     assert "It is cordoned" in llmgw("why", "box").stdout
     answered = llmgw("why", "req-1").stdout
-    assert "was answered: HTTP 200." in answered
-    assert "first token after 285 ms" in answered
+    assert "Request req-1 to /v1/chat/completions, which ended at 2026-11-29T12:00:00 UTC:\n  for Apps\n" in answered
+    assert "It was answered by smollm2-1 on box in 12 ms, the first token after 285 ms (HTTP 200)." in answered
+    assert "not kept" in answered
     refused = llmgw("why", "req-2").stdout
-    assert "failed with no_endpoint: HTTP 503." in refused
-    assert "no replica was reached" in refused
-    assert "– tokens read, 4 written (estimated)" in refused
+    assert "it failed: no replica served the model and none was on its way (HTTP 503, no_endpoint)." in refused
+    assert "  It wrote 4 tokens; how many it read is not known.\n  These counts are estimates" in refused
     assert json.loads(llmgw("why", "req-1", "--json").stdout)["kind"] == "request"
     nothing = llmgw("why", "nothing")
     assert (nothing.exit_code, "llmgw ctl status" in nothing.stderr) == (1, True)
@@ -274,7 +293,8 @@ def test_people_who_do_not_operate_still_learn_about_their_requests(
     mine = tmp_path / "mine"
     mine.write_text(secret)
     options = ("--url", live_server.url, "--token-file", str(mine))
-    assert "Request hers to smollm2 was answered" in llmgw("why", "hers", *options).stdout
+    assert "Request hers to /v1/chat/completions" in llmgw("why", "hers", *options).stdout
+    assert "hers" in llmgw("ctl", *options, "requests").stdout
     hidden = llmgw("ctl", *options, "status")
     assert hidden.exit_code == 1
     assert "llmgw: There is nothing here that you can see.\n" in hidden.stderr

@@ -40,10 +40,22 @@ TEXTS = (
     "x" * 20_000,
     "\N{RIGHT-TO-LEFT OVERRIDE}",
 )
-QUERIES = ("show", "after", "before", "model", "project", "key", "next", "limit", "since", "prefix", "ordering", "node")
+QUERIES = (
+    *("show", "after", "before", "model", "project", "key", "next", "limit", "since", "prefix", "ordering", "node"),
+    *("id", "until", "code", "result"),
+)
 API = (
     *("me", "tokens", "projects", "keys", "usage", "usage/totals", "catalog", "catalog/versions", "models", "summary"),
-    *("nodes", "replicas", "events", "tokens/1/revoke", "keys/1/revoke", "nodes/node1/cordon", "models/smollm2"),
+    *(
+        "nodes",
+        "replicas",
+        "events",
+        "requests",
+        "tokens/1/revoke",
+        "keys/1/revoke",
+        "nodes/node1/cordon",
+        "models/smollm2",
+    ),
 )
 
 
@@ -78,7 +90,7 @@ def test_no_query_breaks_a_page_or_is_markup_in_it(root: Client, world: World, t
         assert "evil.example" not in answer.get("Location", "")
     for path in API:
         for name in QUERIES:
-            if path in ("keys", "usage", "usage/totals", "events") or name == "limit":
+            if path in ("keys", "usage", "usage/totals", "events", "requests") or name == "limit":
                 assert root.get(f"/api/v1/{path}", {name: text}).status_code < 500, (path, name)
 
 
