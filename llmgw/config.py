@@ -77,6 +77,8 @@ class Gateway(Section):
     """How often each engine's metrics are read."""
     cors_origins: list[str] = []
     """Origins that browsers may call `/v1/` from; `*` for any. Empty: none."""
+    media_urls: Literal["off", "any"] | list[str] = "off"
+    """Which addresses of images, audio, video and files engines may fetch: none, any, or those of the hosts listed."""
     bands: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {"high": 0.0, "normal": 0.3, "low": 0.1}
     """Priority bands, highest first, each with the least part of admissions that it gets while higher ones wait."""
     default_band: str = "normal"

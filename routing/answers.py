@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from routing.client import Client, ClientLeft, Headers
-from routing.openai import Refusal, envelope
+from routing.openai import Refusal
 
 JSON = (b"content-type", b"application/json")
 NO_BUFFER: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -26,11 +26,10 @@ def error_headers(refusal: Refusal, request_id: str) -> Headers:
 
 
 async def refuse_unread(
-    client: Client, refusal: Refusal, headers: Headers, *, small: bool, waits_to_send: bool
+    client: Client, refusal: Refusal, headers: Headers, body: bytes, *, small: bool, waits_to_send: bool
 ) -> None:
     """Answer with an error though the body has not come whole: the connection cannot serve another request unless it
     is `small` and read first. `waits_to_send`: its sender waits for 100 Continue and never gets it."""
-    body = envelope(refusal)
     if small and not waits_to_send and await _read_rest(client):
         await client.answer(refusal.kind.status, headers, body)
     elif waits_to_send:

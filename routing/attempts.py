@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from catalog.spec import PREFIX_AFFINITY
-from routing import affinity, ejection, measures, openai
+from routing import affinity, ejection, measures, openai, translated
 from routing.client import ClientLeft
 from routing.explain import Attempt, Considered
 from routing.openai import Refusal
-from routing.relay import relay
+from routing.relay import answer_headers, relay
 from routing.scheduling import scores
 from routing.table import Served, Target, candidates, nowhere
 from routing.upstream import Broken, ConnectFailed, Connection, Full, Silent, UpstreamError
@@ -25,6 +25,7 @@ from routing.upstream import Broken, ConnectFailed, Connection, Full, Silent, Up
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
+CHAT = b"/v1/chat/completions"
 SHOWN_BYTES = 300
 CONSIDERED_SHOWN = 16
 
@@ -88,10 +89,15 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
     target.begin()
     try:
         connection = await _open(exchange, target)
-        status = connection.status
-        if status >= 300:
+        if connection.status >= 300:
+            if translated.lacks(exchange, connection.status):
+                connection = await _ask_for_chat(exchange, served, target)
             await _check_status(connection)
-        await relay(exchange, connection)
+        if exchange.translated:
+            assert exchange.translation is not None
+            await translated.relay(exchange, connection, answer_headers(exchange, connection), exchange.translation)
+        else:
+            await relay(exchange, connection)
         if target.health is not ejection.WELL:
             target.health = ejection.WELL
     except UpstreamError as error:
@@ -105,6 +111,18 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
         if exchange.connection is not None:
             exchange.connection.release()
             exchange.connection = None
+
+
+async def _ask_for_chat(exchange: Exchange, served: Served, target: Target) -> Connection:
+    """The endpoint does not know the route; whether it serves the model at all shows now."""
+    assert exchange.connection is not None
+    exchange.connection.release()
+    target.lacks.add(exchange.path)
+    exchange.prepare(served, target)
+    connection = await _open(exchange, target)
+    if connection.status in translated.LACKED:
+        target.lacks.discard(exchange.path)
+    return connection
 
 
 def _note_failure(exchange: Exchange, target: Target, *, soft: bool) -> None:
@@ -151,7 +169,7 @@ def _head(exchange: Exchange, target: Target) -> bytes:
     head = exchange.head
     return b"%b %b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
         head.method.encode(),
-        head.raw_path,
+        CHAT if exchange.translated else head.raw_path,
         b"?" + head.query if head.query else b"",
         target.request_head,
         head.engine_part,

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from llmgw.core import logs
-from routing import accounting, answers, bodies, measures, openai, serving
+from routing import accounting, answers, bodies, measures, media, openai, serving, translate
 from routing.client import Client, ClientLeft, Headers
 from routing.edge import DirectClient
 from routing.explain import Attempt, Considered, Explained, Skipped
@@ -68,6 +68,8 @@ class Exchange:
     """What the client calls the model."""
     form: bytes | None = None
     """The boundary of a body that is a form."""
+    translated = False
+    """Whether the endpoint is asked for chat completions instead, since it lacks the route."""
     served: Served | None = None
     target: Target | None = None
     band = ""
@@ -100,6 +102,7 @@ class Exchange:
         self.started = time.monotonic()
         self.news = Signal()
         """Set when there may be something new for a request that waits for its place."""
+        self.translation = translate.for_route(head.path)
         self.failures: list[Attempt] = []
         self.skipped: list[Skipped] = []
 
@@ -231,6 +234,11 @@ class Exchange:
             name = peek.model
             if peek.stream:
                 self.add_usage = self.form is None and openai.usage_to_add(self.path, peek, body)
+            refusal = translate.misplaced(self.path, peek.spans) if self.form is None else None
+            if refusal is None and self.form is None and (field := media.forbidden(body, self.plane.media)) is not None:
+                refusal = media.refusal(field)
+            if refusal is not None:
+                raise refusal
         self.name = name
         served = self.plane.table.names.get(name)
         if served is None:
@@ -250,6 +258,11 @@ class Exchange:
         if peek is None:
             return
         known_as = target.known_as or served.name
+        self.translated = self.path in target.lacks
+        if self.translated:
+            assert self.translation is not None, "only such routes are noted as lacking"
+            self.body = self.translation.request(self.raw_body, known_as, self.request_id)
+            return
         if known_as == self.name and not self.add_usage:
             self.body = self.raw_body
             return
@@ -292,8 +305,11 @@ class Exchange:
             return
         self.answering = True
         self.deadline = None
+        body = openai.envelope(refusal)
+        if self.path.startswith("/v1/messages"):
+            body = translate.MESSAGES.error(body, refusal.kind.status)
         if self.committed:
-            await self.client.end(openai.error_event(refusal, mid_event=False))
+            await self.client.end(b"event: error\ndata: " + body + b"\n\n")
             return
         headers = answers.error_headers(refusal, self.request_id)
         if self.account is not None:
@@ -304,12 +320,14 @@ class Exchange:
         length = self.headers.get(b"content-length", b"")
         unread = not self.body_read and (bool(length) or b"transfer-encoding" in self.headers)
         if not unread:
-            await self.client.answer(refusal.kind.status, headers, openai.envelope(refusal))
+            await self.client.answer(refusal.kind.status, headers, body)
             return
         small = length.isdigit() and int(length) <= answers.SMALL_BYTES
         # A task of its own, since it uses a time limit of asyncio's.
         await asyncio.create_task(
-            answers.refuse_unread(self.client, refusal, headers, small=small, waits_to_send=b"expect" in self.headers)
+            answers.refuse_unread(
+                self.client, refusal, headers, body, small=small, waits_to_send=b"expect" in self.headers
+            )
         )
 
     async def _stopped(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -189,6 +189,8 @@ class Peek(msgspec.Struct, frozen=True):
     choices: int = 1
     """How many answers are asked for (`n`)."""
     prompt_span: Span | None = None
+    spans: Mapping[str, Span] = {}
+    """Of every value at the top level."""
 
 
 def peek(body: bytes) -> Peek:
@@ -217,6 +219,7 @@ def peek(body: bytes) -> Peek:
         insert_at=body.index(b"{") + 1,
         choices=min(choices, MAX_CHOICES) if isinstance(choices, int) and choices > 1 else 1,
         prompt_span=spans.get("messages") or spans.get("prompt") or spans.get("input"),
+        spans=spans,
     )
 
 

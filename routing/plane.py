@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llmgw.config import Settings
-from routing import measures
+from routing import measures, media
 from routing.admission import Band
 from routing.journal import Journal
 from routing.limits import Limiter
@@ -38,6 +38,7 @@ class Plane:
         "demand",
         "journal",
         "limiter",
+        "media",
         "pools",
         "rules",
         "settings",
@@ -67,6 +68,7 @@ class Plane:
         self.cold = asyncio.Event()
         """Set when one of them has no replica, so that the store hears of it at once."""
         self.cors = frozenset(origin.encode() for origin in settings.gateway.cors_origins)
+        self.media = media.policy(settings.gateway.media_urls)
         self._mark = secrets.token_hex(8)
         self._number = 0
 

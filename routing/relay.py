@@ -26,7 +26,7 @@ HOLD_BYTES = 256 * 1024
 
 async def relay(exchange: Exchange, connection: Connection) -> None:
     """Pass the answer on and record it. Raises UpstreamError with `exchange.answering` telling what is left to do."""
-    headers, answer = _headers(exchange, connection), connection.answer
+    headers, answer = answer_headers(exchange, connection), connection.answer
     content_type, length = answer.content_type, answer.length
     if content_type.startswith(b"text/event-stream"):
         await _stream(exchange, connection, headers)
@@ -36,7 +36,7 @@ async def relay(exchange: Exchange, connection: Connection) -> None:
         await _pass(exchange, connection, headers, length, b"")
 
 
-def _headers(exchange: Exchange, connection: Connection) -> Headers:
+def answer_headers(exchange: Exchange, connection: Connection) -> Headers:
     target = exchange.target
     assert target is not None
     headers: Headers = [
@@ -67,10 +67,10 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
     body += connection.take()
     status, code, tokens = connection.status, "", None
     if status >= 400:
-        body, headers = _as_error(body, status, headers)
+        body, headers = as_error(body, status, headers)
         code = "engine_refused"
     else:
-        tokens = _usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
+        tokens = usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
     exchange.record(status, code, tokens)
     exchange.answering = True
     if exchange.committed:
@@ -101,10 +101,10 @@ async def _pass(
             size += len(data)
             await _write(exchange, data)
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
-        refusal = _broken(exchange, error)
-        exchange.record(refusal.kind.status, refusal.code, _usage(exchange, None, size, 0, streamed=False))
+        refusal = broken(exchange, error)
+        exchange.record(refusal.kind.status, refusal.code, usage(exchange, None, size, 0, streamed=False))
         raise
-    exchange.record(connection.status, "", _usage(exchange, accounting.of_tail(tail), size, 0, streamed=False))
+    exchange.record(connection.status, "", usage(exchange, accounting.of_tail(tail), size, 0, streamed=False))
     await exchange.client.end()
 
 
@@ -124,18 +124,18 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
             while await _next(exchange, connection):
                 data = stream.feed(connection.take())
                 if stream.done:  # before the client can see the end
-                    _record_stream(exchange, status, "", stream)
+                    record_stream(exchange, status, "", stream)
                 if stream.cut:
-                    raise _cut()
+                    raise cut()
                 await _write(exchange, data)
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
-        refusal = _broken(exchange, error)
-        _record_stream(exchange, refusal.kind.status, refusal.code, stream)
+        refusal = broken(exchange, error)
+        record_stream(exchange, refusal.kind.status, refusal.code, stream)
         if refusal.code != "client_left":
             await client.end(openai.error_event(refusal, mid_event=stream.mid_event))
         raise
     rest = stream.flush()
-    _record_stream(exchange, status, "", stream)
+    record_stream(exchange, status, "", stream)
     await client.end(rest)
 
 
@@ -147,9 +147,9 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
         exchange.deadline = time.monotonic() + idle_s
         passed = stream.feed(data)
         if stream.done and not exchange.recorded:  # before the client can see the end
-            _record_stream(exchange, connection.status, "", stream)
+            record_stream(exchange, connection.status, "", stream)
         if stream.cut:
-            connection.fail(_cut())
+            connection.fail(cut())
         elif not client.push(passed, framed if passed is data else None):
             exchange.sending = True
             connection.pause()
@@ -164,7 +164,7 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
     await connection.pipe(pass_on)
 
 
-def _cut() -> Broken:
+def cut() -> Broken:
     return Broken(f"an event of its stream is longer than {EVENT_LIMIT_BYTES:,} bytes")
 
 
@@ -181,23 +181,23 @@ async def _write(exchange: Exchange, data: bytes) -> None:
         exchange.sending = False
 
 
-def _record_stream(exchange: Exchange, status: int, code: str, stream: Stream) -> None:
+def record_stream(exchange: Exchange, status: int, code: str, stream: Stream) -> None:
     if exchange.recorded:
         return
     known = accounting.of_tail(stream.tail)
     if exchange.path == "/v1/messages":
         known = accounting.merge(accounting.of_tail(stream.head), known)
-    tokens = _usage(exchange, known, 0, stream.events, streamed=True) if status < 400 or stream.events else None
+    tokens = usage(exchange, known, 0, stream.events, streamed=True) if status < 400 or stream.events else None
     exchange.record(status, code, tokens, streamed=True)
 
 
-def _usage(exchange: Exchange, known: Tokens | None, size: int, events: int, *, streamed: bool) -> Tokens:
+def usage(exchange: Exchange, known: Tokens | None, size: int, events: int, *, streamed: bool) -> Tokens:
     return accounting.completed(
         known, prompt_bytes=len(exchange.body), events=events, answer_bytes=size, streamed=streamed
     )
 
 
-def _broken(exchange: Exchange, error: BaseException) -> Refusal:
+def broken(exchange: Exchange, error: BaseException) -> Refusal:
     if isinstance(error, asyncio.CancelledError) and not exchange.sending:
         return openai.stopping()
     if isinstance(error, ClientLeft | asyncio.CancelledError):
@@ -207,7 +207,7 @@ def _broken(exchange: Exchange, error: BaseException) -> Refusal:
     return Refusal("engine_failed", f"The engine broke off in the middle of its answer: {error}. Try again.")
 
 
-def _as_error(body: bytes, status: int, headers: Headers) -> tuple[bytes, Headers]:
+def as_error(body: bytes, status: int, headers: Headers) -> tuple[bytes, Headers]:
     """An engine's own refusal passes as it is when it has OpenAI's shape, and in that shape when it has not."""
     if openai.is_error(body):
         return body, headers

@@ -85,6 +85,7 @@ class Target:
         "in_flight_then",
         "known_as",
         "kv_used",
+        "lacks",
         "model",
         "node",
         "port",
@@ -102,6 +103,8 @@ class Target:
         self.engine, self.host, self.port = endpoint.engine, endpoint.host, endpoint.port
         self.known_as = ""
         """What it calls the model; empty where that is the catalog's name."""
+        self.lacks: set[str] = set()
+        """Routes that it was seen not to have; they are asked for as chat completions."""
         self.weight = endpoint.slots
         self.running: int | None = None
         self.waiting: int | None = None
@@ -125,7 +128,7 @@ class Target:
         """A request is sent now."""
         self.in_flight += 1
 
-    def end(self, mark: int) -> None:
+    def end(self) -> None:
         self.in_flight -= 1
 
     def scraping(self) -> None:

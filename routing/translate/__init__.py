@@ -37,6 +37,9 @@ def for_route(path: str) -> Translation | None:
     return None if made is None else made()
 
 
+MESSAGES: Translation = Messages()
+"""For the errors of a route of Anthropic's, translated or not."""
+
 _NEEDED = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",

@@ -128,7 +128,8 @@ PASSED_ON = ["/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank",
 
 async def test_whatever_an_engine_serves_under_v1_is_passed_on(gateway: Running, engine: MockEngine) -> None:
     for path in PASSED_ON:
-        assert (await gateway.chat(path=path + "?beta=true")).status_code == 200
+        sent = {"prompt": "hi", "input": "hi"}
+        assert (await gateway.chat(sent, path=path + "?beta=true")).status_code == 200
         assert engine.requests[-1].path == path + "?beta=true"
 
 
