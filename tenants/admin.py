@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import zoneinfo
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import QuerySet
-from django.forms import JSONField, ModelForm
+from django.forms import ModelForm
 from django.http import HttpRequest
 from django_otp.plugins.otp_static.models import StaticDevice
 from django_otp.plugins.otp_totp.models import TOTPDevice
@@ -20,20 +18,24 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from llmgw.core import doorbell
 from llmgw.core.admin_site import SECRETS, OwnAdmin, ReadOnly
-from tenants import actions, audit, sign_in, totp
+from tenants import actions, audit, money, sign_in, totp
+from tenants.admin_forms import BudgetForm, OrganisationForm, PriceForm, ProjectForm, TeamForm
 from tenants.audit import Actor
 from tenants.models import (
     ApiToken,
     AuditEntry,
+    Budget,
     FirstLink,
     Key,
     Membership,
     Organisation,
+    Price,
     Project,
     SignedIn,
     SignInAttempt,
     Team,
     Usage,
+    UsageSlot,
     User,
 )
 
@@ -79,38 +81,6 @@ class Audited(OwnAdmin):
     def _note(self, request: HttpRequest, verb: str, obj: models.Model, **values: Any) -> None:
         audit.record(Actor.of(request, via="admin"), f"{verb} {obj._meta.verbose_name}"[:60], str(obj), **values)
         doorbell.table_changed()
-
-
-class OrganisationForm(ModelForm):  # type: ignore[type-arg]
-    class Meta:
-        model = Organisation
-        fields = ["name", "slug", "time_zone"]
-
-    def clean_time_zone(self) -> str:
-        name = str(self.cleaned_data["time_zone"])
-        if name not in zoneinfo.available_timezones():
-            raise ValidationError(f"{name} is no time zone that is known here; write one such as Europe/Berlin.")
-        return name
-
-
-class NamesField(JSONField):
-    def prepare_value(self, value: object) -> str:
-        """What was typed, to be shown again: half a character (\\ud800) cannot be sent."""
-        return str(super().prepare_value(value)).encode(errors="replace").decode()
-
-
-class ProjectForm(ModelForm):  # type: ignore[type-arg]
-    class Meta:
-        model = Project
-        fields = ["team", "name", "slug", "models_allowed"]
-        field_classes = {"models_allowed": NamesField}
-
-    def clean_models_allowed(self) -> list[str]:
-        """Gateways read this list for every key: anything else in it would stop them from learning of changes."""
-        names = self.cleaned_data["models_allowed"] or []
-        if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
-            raise ValidationError('Write a list of model names, such as ["smollm2"]; [] means all.')
-        return names
 
 
 class NewUserForm(UserCreationForm):
@@ -171,6 +141,7 @@ class OrganisationAdmin(Audited):
 
 @admin.register(Team)
 class TeamAdmin(Audited):
+    form = TeamForm
     list_display = ["name", "organisation", "made_at"]
     list_filter = ["organisation"]
     list_select_related = ["organisation"]
@@ -251,6 +222,56 @@ class UsageAdmin(ReadOnly):
     list_select_related = ["project", "key"]
     search_fields = ["request_id", "model", "key__prefix"]
     ordering = ["-at", "-pk"]
+
+
+@admin.register(UsageSlot)
+class UsageSlotAdmin(ReadOnly):
+    list_display = [
+        "at",
+        "project",
+        "key",
+        "model",
+        "adapter",
+        "requests",
+        "failed",
+        "prompt_tokens",
+        "completion_tokens",
+    ]
+    search_fields = ["model", "adapter"]
+    ordering = ["-at", "-pk"]
+
+
+@admin.register(Budget)
+class BudgetAdmin(Audited):
+    form = BudgetForm
+    list_display = ["__str__", "organisation", "team", "project", "key", "stops"]
+    list_filter = ["unit", "period", "stops"]
+    list_select_related = ["organisation", "team", "project", "key"]
+    search_fields = ["organisation__name", "team__name", "project__name", "key__name", "key__prefix"]
+    autocomplete_fields = ["organisation", "team", "project", "key"]
+
+
+@admin.register(Price)
+class PriceAdmin(Audited):
+    form = PriceForm
+    list_display = ["model", "valid_from", "of_input", "of_cached_input", "of_output", "of_request"]
+    search_fields = ["model"]
+
+    @admin.display(description="Input")
+    def of_input(self, price: Price) -> str:
+        return money.text(price.input)
+
+    @admin.display(description="Cached input")
+    def of_cached_input(self, price: Price) -> str:
+        return money.text(price.input if price.cached_input is None else price.cached_input)
+
+    @admin.display(description="Output")
+    def of_output(self, price: Price) -> str:
+        return money.text(price.output)
+
+    @admin.display(description="Request")
+    def of_request(self, price: Price) -> str:
+        return money.text(price.request)
 
 
 @admin.register(AuditEntry)

@@ -34,6 +34,7 @@ CLUSTER = (
     ("Admin", "admin:index", ()),
 )
 PROJECTS = (
+    ("Projects", "project-list", ("project-list", "limits", "limits-change", "budget-make", "budget-change")),
     ("Keys", "key-list", ("key-list", "key-make", "key-detail")),
     ("Requests", "request-list", ("request-list", "request-detail")),
 )

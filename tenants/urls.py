@@ -1,10 +1,10 @@
-"""Signing in, the account, keys."""
+"""Signing in, the account, projects with their limits and budgets, keys."""
 
 from __future__ import annotations
 
 from django.urls import path
 
-from tenants import views
+from tenants import limit_views, views
 
 urlpatterns = [
     path("sign-in/", views.sign_in_page, name="sign-in"),
@@ -18,5 +18,11 @@ urlpatterns = [
     path("account/backup-codes/", views.backup_codes, name="backup-codes"),
     path("account/sessions/end/", views.end_session, name="session-end"),
     path("keys/", views.key_list, name="key-list"),
+    path("projects/", limit_views.project_list, name="project-list"),
+    path("limits/<str:kind>/<int:pk>/", limit_views.limit_detail, name="limits"),
+    path("limits/<str:kind>/<int:pk>/change/", limit_views.limits_change, name="limits-change"),
+    path("limits/<str:kind>/<int:pk>/budgets/", limit_views.budget_make, name="budget-make"),
+    path("budgets/<int:pk>/", limit_views.budget_change, name="budget-change"),
+    path("budgets/<int:pk>/remove/", limit_views.budget_remove, name="budget-remove"),
     path("keys/<int:pk>/revoke/", views.key_revoke, name="key-revoke"),
 ]

@@ -32,6 +32,8 @@ TONES = {
     "cordoned": "warn",
     "waiting": "warn",
     "refused": "warn",
+    "over": "warn",
+    "used up": "bad",
     "failed": "bad",
     "lost": "bad",
     "unreachable": "bad",

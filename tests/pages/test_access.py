@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from tenants.models import Key, Role, User
+from tenants.models import Budget, Key, Role, User
 from tests import factories
 from tests.pages import rows
 
@@ -16,9 +16,10 @@ pytestmark = pytest.mark.django_db
 
 OPEN = {"home", "about", "sign-in", "sign-in-code", "first-sign-in", "sign-out"}
 OWN = {"account", "password", "two-factor", "two-factor-remove", "backup-codes", "session-end"}
-LISTS = {"key-list", "key-make", "request-list", "request-export"}
-OF_A_PROJECT = {"key-detail", "key-first-call", "request-detail"}
+LISTS = {"project-list", "key-list", "key-make", "request-list", "request-export"}
+OF_A_PROJECT = {"limits", "key-detail", "key-first-call", "request-detail"}
 TO_EDIT = {"key-revoke"}
+TO_LEAD = {"limits-change", "budget-make", "budget-change", "budget-remove"}
 CLUSTER = {
     "dashboard",
     "node-list",
@@ -53,6 +54,7 @@ def world() -> World:
     }
     key, _ = factories.make_key(project=factories.make_project("evals", team=team), owner=people["alice"])
     factories.make_project("bot", team=other)
+    budget = Budget.objects.create(project=key.project, unit="tokens", amount=1000, period="month")
     rows.make_usage(key=key)
     factories.make_model()
     factories.make_replica("smollm2-1", node=factories.make_node("node1"))
@@ -61,6 +63,11 @@ def world() -> World:
         "key-detail": [key.pk],
         "key-first-call": [key.pk],
         "key-revoke": [key.pk],
+        "limits": ["project", key.project_id],
+        "limits-change": ["project", key.project_id],
+        "budget-make": ["key", key.pk],
+        "budget-change": [budget.pk],
+        "budget-remove": [budget.pk],
         "request-detail": ["req-0"],
         "node-detail": ["node1"],
         "model-detail": ["smollm2"],
@@ -82,7 +89,7 @@ def page_names(patterns: list[URLPattern | URLResolver] | None = None) -> list[s
 
 
 def test_every_page_has_a_place_in_this_test() -> None:
-    assert set(page_names()) == OPEN | OWN | LISTS | OF_A_PROJECT | TO_EDIT | CLUSTER
+    assert set(page_names()) == OPEN | OWN | LISTS | OF_A_PROJECT | TO_EDIT | TO_LEAD | CLUSTER
 
 
 def expected(who: str, name: str) -> int:
@@ -96,6 +103,8 @@ def expected(who: str, name: str) -> int:
         return FINE
     if name in OF_A_PROJECT:
         return FINE if who in ("alice", "bob", "victor") else MISSING
+    if name in TO_LEAD:
+        return FINE if who == "alice" else MISSING
     return FINE if name in TO_EDIT and who in ("alice", "bob") else MISSING
 
 
