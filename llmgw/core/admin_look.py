@@ -81,6 +81,8 @@ UNFOLD = {
                 ("Teams", "admin:tenants_team_changelist"),
                 ("Projects", "admin:tenants_project_changelist"),
                 ("Keys", "admin:tenants_key_changelist"),
+                ("Budgets", "admin:tenants_budget_changelist"),
+                ("Prices", "admin:tenants_price_changelist"),
                 ("People", "admin:tenants_user_changelist"),
             ),
             _group(
@@ -94,6 +96,7 @@ UNFOLD = {
             _group(
                 "Records",
                 ("Usage", "admin:tenants_usage_changelist"),
+                ("Usage in sums", "admin:tenants_usageslot_changelist"),
                 ("Audit", "admin:tenants_auditentry_changelist"),
                 ("Sessions", "admin:tenants_signedin_changelist"),
                 ("API tokens", "admin:tenants_apitoken_changelist"),
