@@ -28,6 +28,8 @@ _NAMED = {
     "nodes": ("node", "llmgw ctl nodes"),
     "catalog/versions": ("catalog version", "llmgw ctl models versions"),
     "keys": ("key", "llmgw ctl keys list"),
+    "budgets": ("budget", "llmgw ctl budgets list"),
+    "prices": ("price", "llmgw ctl prices list"),
 }
 """Paths under which records have names: what such a record is, and the command that lists them."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.errors import ConfigError
-from llmgw.cli import ctl, ctl_requests
+from llmgw.cli import ctl, ctl_limits, ctl_requests
 from llmgw.cli.why import why
 
 app = typer.Typer(
@@ -24,6 +24,12 @@ server = typer.Typer(help="Run the control plane's processes one by one.", no_ar
 app.add_typer(server, name="server")
 for command in (ctl_requests.usage, ctl_requests.requests):
     ctl.app.command()(command)
+for name, group in (
+    ("limits", ctl_limits.limits_app),
+    ("budgets", ctl_limits.budgets_app),
+    ("prices", ctl_limits.prices_app),
+):
+    ctl.app.add_typer(group, name=name)
 app.add_typer(ctl.app, name="ctl")
 app.command()(why)
 
