@@ -26,6 +26,8 @@ HIGH_WATER_BYTES = 64 * 1024
 HEAD_LIMIT_BYTES = 64 * 1024
 _SIZES = {b"%x" % size: size for size in range(1, 8192)} | {b"%X" % size: size for size in range(1, 8192)}
 """Chunk sizes as they are usually written; any other goes to the parser."""
+_BODILESS = frozenset({204, 304})
+"""Statuses whose answers have no body, whatever length they tell."""
 _KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
 
 
@@ -241,6 +243,7 @@ class Connection(asyncio.Protocol):
         first, self.fed = not self.fed, True
         if not self.status:
             self._head_bytes += len(data)
+        self._aligned = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -249,6 +252,8 @@ class Connection(asyncio.Protocol):
         if not self.status and self._head_bytes > HEAD_LIMIT_BYTES:
             self._lost("its headers do not end")
             return
+        if self._aligned:
+            self._aligned = data.endswith(b"\r\n")  # or the next chunk's size has begun
         if self._sink is not None:
             if self._chunks:
                 chunks, self._chunks, self.buffered = self._chunks, [], 0
@@ -263,8 +268,10 @@ class Connection(asyncio.Protocol):
         self._signal.set()
 
     def _learn(self, data: bytes) -> None:
+        if self.status in _BODILESS or b"transfer-encoding" in (name for name, _ in self._headers):
+            return
         known = heads.learn(data, b"HTTP/1.1 %d" % self.status)
-        if known is not None and b"transfer-encoding" not in (name for name, _ in self._headers):
+        if known is not None:
             self._pool.known = known, self.answer
 
     def on_header(self, name: bytes, value: bytes) -> None:

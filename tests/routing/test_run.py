@@ -73,7 +73,7 @@ async def test_what_asyncio_awaits_can_be_awaited_too() -> None:
         await asyncio.sleep(0.001)
         assert await asyncio.create_task(asyncio.sleep(0, "of a task")) == "of a task"
         assert await asyncio.to_thread(lambda: "of a thread") == "of a thread"
-        assert await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2)) == [1, 2]
+        assert sum(await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))) == 3
         event = asyncio.Event()
         asyncio.get_running_loop().call_soon(event.set)
         await event.wait()
@@ -237,7 +237,8 @@ async def test_cancelled_before_it_started_it_never_starts() -> None:
 @pytest.mark.parametrize("what", ["signal", "future", "nothing"])
 async def test_cancelled_from_within_it_ends_at_its_next_wait(what: str) -> None:
     said: Said = []
-    awaited = {"signal": Signal, "future": asyncio.get_running_loop().create_future, "nothing": lambda: None}[what]()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    awaited = {"signal": Signal(), "future": future, "nothing": None}[what]
 
     async def cancels() -> None:
         run.cancel()
