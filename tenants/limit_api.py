@@ -224,6 +224,7 @@ def _units(unit: str, amount: Decimal) -> int:
 
 class Budgets(ApiView):
     @extend_schema(
+        operation_id="v1_budgets_list",
         parameters=[
             OpenApiParameter("subject", str, enum=limits.SUBJECTS, description="Only of this kind of subject."),
             OpenApiParameter("subject_id", int, description="Only of this subject."),
