@@ -99,8 +99,7 @@ class Adapters(Generic[P]):
         if waiting is None:
             cooling = holdings.begin(wanted.engine_name, time.monotonic())
             if isinstance(cooling, Cooling):
-                again = f"it is tried again in {cooling.wait_s:.0f} s"
-                raise NotLoaded(f"adapter {wanted.name} could not be loaded: {cooling.reason}; {again}")
+                raise NotLoaded(f"{cooling.reason}; it is tried again in {cooling.wait_s:.0f} s")
             waiting = engine.waiting[wanted.engine_name] = []
             self._spawn(self._load(place, holdings, engine, wanted))
         mine: asyncio.Future[Use] = asyncio.get_running_loop().create_future()

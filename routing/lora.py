@@ -143,6 +143,11 @@ def unable(model: str, path: str, wanted: Adapter | None, attached: Iterable[Att
     )
 
 
+def comes_and_goes(attached: Attached | None) -> bool:
+    """Whether an adapter must be taken into use there (routing.adapters) before a request is sent."""
+    return attached is not None and attached.holdings is not None
+
+
 class Place(Protocol):
     @property
     def replica(self) -> str: ...
@@ -153,10 +158,8 @@ class Place(Protocol):
 P = TypeVar("P", bound=Place)
 
 
-def able(places: list[P], path: str, wanted: Adapter | None) -> list[P]:
-    """Those that can answer a request to `path` with `wanted`, or with the base; the same list when all can."""
-    if wanted is None and not any([place.attached for place in places]):  # noqa: C419  a list is faster here
-        return places
+def able(places: Iterable[P], path: str, wanted: Adapter | None) -> list[P]:
+    """Those that can answer a request to `path` with `wanted`, or with the base."""
     return [
         place for place in places if (wanted is None if place.attached is None else place.attached.takes(path, wanted))
     ]

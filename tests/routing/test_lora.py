@@ -166,9 +166,11 @@ def test_llamacpp_with_adapters_is_never_asked_where_it_would_mix_them_up() -> N
     assert [each.attached.lacks for each in SPOTS if each.attached] == [{"/v1/messages"}, frozenset(), frozenset()]
 
 
-def test_where_nobody_has_adapters_nothing_is_sorted_out() -> None:
-    plain = [NONE, NONE]
-    assert lora.able(plain, "/v1/messages", None) is plain
+def test_only_where_adapters_come_and_go_must_one_be_taken_into_use() -> None:
+    assert [lora.comes_and_goes(each.attached) for each in SPOTS] == [False, False, False, True]
+
+
+def test_an_endpoint_that_was_started_without_adapters_has_none() -> None:
     assert attach("llamacpp", "m", (), (), None) is None
     assert attach("vllm", "m", (), (), None) is None
 
@@ -176,7 +178,13 @@ def test_where_nobody_has_adapters_nothing_is_sorted_out() -> None:
 @pytest.mark.parametrize(
     ("path", "wanted", "spots", "code", "says"),
     [
-        ("/v1/new", None, [LLAMA], "route_unknown", "Model m has adapters, which its engine cannot keep apart at /v1/n"),
+        (
+            "/v1/new",
+            None,
+            [LLAMA],
+            "route_unknown",
+            "Model m has adapters, which its engine cannot keep apart at /v1/n",
+        ),
         ("/v1/rerank", RED, [LLAMA], "route_unknown", "The engine of adapter red takes it at /v1/chat/completions,"),
         (CHAT, BLUE, [NONE, LLAMA], "model_loading", "Adapter blue is not on any replica of model m yet. Try again"),
         (CHAT, BLUE, [], "model_loading", "Adapter blue is not on any replica of model m yet. Try again"),
