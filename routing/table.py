@@ -132,13 +132,14 @@ class Target:
         self.in_flight -= 1
 
     def scraping(self) -> None:
-        """What is open now is in the figures that come."""
         self._in_flight_asked = self.in_flight
 
     def scraped(self, load: mappings.Load, now: float | None) -> None:
         """`now` None: the scrape failed, so the load is unknown."""
         self.running, self.waiting, self.kv_used = load.running, load.waiting, load.kv_used
-        self.scraped_at, self.in_flight_then = now, self._in_flight_asked
+        self.scraped_at = now
+        # The engine counted at some time since it was asked: what began or ended since then is not taken for others'.
+        self.in_flight_then = max(self._in_flight_asked, self.in_flight)
 
 
 def header_text(name: str) -> bytes:

@@ -73,6 +73,11 @@ def test_own_requests_count_as_they_are_now_and_those_of_others_as_they_were_at_
     assert load(target) == 4 + 1
     target.scraped(mappings.Load(2, 0, None), 2.0)
     assert load(target) == 0 + 1
+    target.scraping()
+    target.begin()
+    target.scraped(mappings.Load(2, 0, None), 3.0)
+    assert load(target) == 0 + 2
+    target.end()
     target.end()
     assert load(target) == 0
 
