@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from tenants import limits, money
+from tenants import limits, money, standing
 from tenants.models import Budget, Organisation, Price, Project, Team
 
 LIMITS = ["requests_per_minute", "tokens_per_minute", "max_concurrent", "band", "models_allowed"]
@@ -29,7 +29,7 @@ class LimitedForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean_band(self) -> str:
         band = str(self.cleaned_data["band"])
-        _refuse(limits.band_objection(band))
+        _refuse(standing.band_objection(band, self.instance))
         return band
 
 

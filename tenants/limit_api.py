@@ -78,7 +78,7 @@ class OwnLimitsSerializer(serializers.Serializer[Any]):
     )
 
     def validate_band(self, band: str) -> str:
-        _refuse(limits.band_objection(band))
+        _refuse(standing.band_objection(band, **self.context))
         return band
 
     def validate_models_allowed(self, names: list[str]) -> list[str]:
@@ -153,7 +153,8 @@ class Limits(ApiView):
         if not standing.KINDS[self.kind].objects.limited_by(person(request)).filter(pk=pk).exists():
             who = _LEAD if self.kind in ("project", "key") else "Ask an operator."
             raise PermissionDenied(f"The limits of {self.kind} {row.name} are not yours to set. {who}")
-        wanted = OwnLimitsSerializer(data=request.data, partial=True)
+        context = {"subject": row, "user": person(request)}
+        wanted = OwnLimitsSerializer(data=request.data, partial=True, context=context)
         wanted.is_valid(raise_exception=True)
         actions.set_limits(subject=row, values=wanted.validated_data, actor=actor(request))
         return Response(_limits(self.kind, row))

@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 
 from tenants import limits, standing
-from tenants.models import Budget
+from tenants.models import Budget, User
 
 MOST_AT_ONCE = 2**31 - 1
 MOST_TOKENS = 10**15
@@ -24,7 +24,7 @@ class LimitsForm(forms.Form):
     requests_per_minute = _rate("Requests per minute", MOST_AT_ONCE)
     tokens_per_minute = _rate("Tokens per minute, read and written", MOST_TOKENS)
     max_concurrent = _rate("Requests at once", MOST_AT_ONCE)
-    band = forms.CharField(label="Priority band", max_length=limits.MAX_BAND, required=False)
+    band = forms.ChoiceField(label="Priority band", required=False)
     models_allowed = forms.CharField(
         label="Models and adapters",
         required=False,
@@ -33,15 +33,18 @@ class LimitsForm(forms.Form):
         help_text="One name a line. Empty: all that the wider levels allow.",
     )
 
-    @classmethod
-    def of(cls, row: Any, sent: Any) -> LimitsForm:
-        initial = {name: getattr(row, name) for name in cls.base_fields}
-        return cls(sent, initial={**initial, "models_allowed": "\n".join(row.models_allowed)})
+    def __init__(self, row: Any, user: User, sent: Any) -> None:
+        initial = {name: getattr(row, name) for name in self.base_fields}
+        super().__init__(sent, initial={**initial, "models_allowed": "\n".join(row.models_allowed)})
+        self.row, self.user = row, user
+        band = self.fields["band"]
+        assert isinstance(band, forms.ChoiceField)
+        names = [name for name in standing.bands() if name == row.band or not self._objection(name)]
+        old = [(row.band, f"{row.band} (gateways know none of that name)")] if row.band not in ["", *names] else []
+        band.choices = [("", "the wider level's, else the model's"), *old, *((name, name) for name in names)]
 
-    def clean_band(self) -> str:
-        band = str(self.cleaned_data["band"])
-        _refuse(limits.band_objection(band))
-        return band
+    def _objection(self, band: str) -> str:
+        return standing.band_objection(band, self.row, self.user)
 
     def clean_models_allowed(self) -> list[str]:
         names = [line.strip() for line in str(self.cleaned_data["models_allowed"]).splitlines() if line.strip()]

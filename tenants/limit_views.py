@@ -196,8 +196,9 @@ def _bars(days: list[DayUse]) -> list[Bar]:
 # --- changing ---------------------------------------------------------------------------------------------------------
 @members
 def limits_change(request: HttpRequest, kind: str, pk: int) -> HttpResponse:
-    row = _own(person(request), kind, pk)
-    form = LimitsForm.of(row, request.POST if request.method == "POST" else None)
+    user = person(request)
+    row = _own(user, kind, pk)
+    form = LimitsForm(row, user, request.POST if request.method == "POST" else None)
     if form.is_valid():
         if actions.set_limits(subject=row, values=form.cleaned_data, actor=Actor.of(request)):
             messages.success(request, f"The limits of {row.name} are saved. Gateways keep to them within a second.")

@@ -129,12 +129,6 @@ def names_objection(names: object) -> str:
     return ""
 
 
-def band_objection(band: str) -> str:
-    if len(band) > MAX_BAND or not band.isprintable() or band != band.strip():
-        return f"A band has at most {MAX_BAND} characters that can be seen; {_shown(band)} is none."
-    return ""
-
-
 def _shown(text: str) -> str:
     return repr(text[:40]).encode("utf-8", "backslashreplace").decode()
 

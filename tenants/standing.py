@@ -13,7 +13,7 @@ from django.db.models import F, Q, Sum
 from tenants import limits, rollup
 from tenants.limit_models import BudgetQuerySet
 from tenants.limits import Effective, Level, Limit, Subject, effective
-from tenants.models import Budget, Key, Organisation, Price, Project, Team, UsageSlot
+from tenants.models import Budget, Key, Organisation, Price, Project, Team, UsageSlot, User
 from tenants.periods import DAY, bounds, zone
 
 KINDS: dict[Subject, type[Organisation] | type[Team] | type[Project] | type[Key]] = {
@@ -64,6 +64,30 @@ def levels(subject: Any) -> list[Level]:
 
 def effective_of(subject: Any) -> Effective:
     return effective(levels(subject))
+
+
+def bands() -> list[str]:
+    """The names of the bands that gateways know, highest first."""
+    return list(settings.LLMGW.gateway.bands)
+
+
+def band_objection(band: str, subject: Any = None, user: User | None = None) -> str:
+    """Why this person may not give `subject` this band, in a sentence; empty when they may.
+
+    The nearest band on a path counts, so only operators set one above what holds without it.
+    """
+    known = bands()
+    if not band or (subject is not None and band == subject.band):
+        return ""
+    if band not in known:
+        return f"There is no such band; known: {', '.join(known)}."
+    if user is None or user.is_operator:
+        return ""
+    held = effective(levels(subject)[:-1]).band
+    held = held if held in known else str(settings.LLMGW.gateway.default_band)
+    if known.index(band) < known.index(held):
+        return f"The band {band} is above {held}, which holds here. Ask an operator for it."
+    return ""
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

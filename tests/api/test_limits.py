@@ -73,7 +73,7 @@ def test_setting_limits_leaves_one_audit_row_and_rings_once_and_the_same_again_d
         ({"tokens_per_minute": "many"}, "tokens_per_minute"),
         ({"max_concurrent": -1}, "max_concurrent"),
         ({"band": "x" * 21}, "band"),
-        ({"band": "a\u200bb"}, "band"),
+        ({"band": "batch"}, "band"),
         ({"models_allowed": "a"}, "models_allowed"),
         ({"models_allowed": ["a\u200b"]}, "models_allowed"),
         ({"models_allowed": ["x"] * 257}, "models_allowed"),
@@ -89,10 +89,27 @@ def test_a_wrong_limit_is_named_and_changes_nothing(world: World, body: dict[str
 def test_only_operators_limit_teams_and_organisations(world: World) -> None:
     organisation = world.project.team.organisation
     assert (
-        send(client(world.root), "PATCH", f"organisations/{organisation.pk}/limits", {"band": "x"}).status_code == 200
+        send(client(world.root), "PATCH", f"organisations/{organisation.pk}/limits", {"band": "high"}).status_code
+        == 200
     )
     refused = send(client(world.alice), "PATCH", f"teams/{world.project.team_id}/limits", {"band": "x"})
     assert "Ask an operator." in refused.json()["error"]["message"]
+
+
+def test_a_lead_lowers_the_band_and_never_lifts_it_above_what_holds(world: World) -> None:
+    asks, path = client(world.alice), f"projects/{world.project.pk}/limits"
+    refused = send(asks, "PATCH", path, {"band": "high"})
+    assert refused.status_code == 400
+    assert "The band high is above normal, which holds here" in refused.json()["error"]["message"]
+    assert send(asks, "PATCH", path, {"band": "low"}).status_code == 200
+    assert send(asks, "PATCH", path, {"band": "normal"}).status_code == 200
+    Team.objects.update(band="low")
+    assert send(asks, "PATCH", path, {"band": "normal", "max_concurrent": 1}).status_code == 200  # as it stands
+    assert send(asks, "PATCH", f"keys/{world.key.pk}/limits", {"band": "high"}).status_code == 400
+    assert send(client(world.root), "PATCH", path, {"band": "high"}).status_code == 200
+    assert send(asks, "PATCH", f"keys/{world.key.pk}/limits", {"band": "high"}).status_code == 200
+    Project.objects.update(band="of old")
+    assert send(asks, "PATCH", f"keys/{world.key.pk}/limits", {"band": "low"}).status_code == 200
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def key(transactional_db: None) -> Key:
 
 def test_limits_are_set_shown_and_lifted(llmgw: Ctl, key: Key) -> None:  # noqa: F811
     Organisation.objects.update(requests_per_minute=50)
-    words = ("--requests-per-minute", "60", "--max-concurrent", "4", "--band", "batch", "--model", "a", "--model", "b")
+    words = ("--requests-per-minute", "60", "--max-concurrent", "4", "--band", "low", "--model", "a", "--model", "b")
     done = llmgw("ctl", "limits", "set", "project", "bot", *words)
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines()]
