@@ -113,7 +113,7 @@ class Chooser:
     """One model's choices. It lives across snapshots of the table, and what it remembers of replicas that are gone is
     bounded."""
 
-    __slots__ = ("_index", "_standing", "_turn", "last_affinity", "profile")
+    __slots__ = ("_index", "_new", "_standing", "_turn", "last_affinity", "profile")
 
     def __init__(self, profile: str) -> None:
         self.profile = profile
@@ -123,6 +123,8 @@ class Chooser:
         self._standing: dict[str, int] = {}
         """round_robin: the turn that a replica had last; weighted: how much it is owed."""
         self._index = Index()
+        self._new = 0
+        """How many prompts went where their prefix was not known."""
 
     def choose(
         self, candidates: Sequence[C], prompt: tuple[int, ...] | None = None, prefer: frozenset[str] | None = None
@@ -160,7 +162,8 @@ class Chooser:
             self.last_affinity = "saturated"
             del places[found]
         else:
-            chosen = least_loaded(candidates, self._turn)
+            self._new += 1  # a turn of their own, so that equals get as many prefixes each
+            chosen = least_loaded(candidates, self._new)
         self._index.note(prompt, chosen.replica)
         return chosen
 

@@ -162,6 +162,18 @@ def test_requests_that_share_a_prefix_go_where_it_was_seen_and_others_where_it_i
     assert (chooser.choose([first, second], ()), chooser.last_affinity) == (second, "")
 
 
+def test_new_prefixes_are_spread_over_equals_whatever_goes_where_it_was_seen() -> None:
+    chooser = Chooser("prefix_affinity")
+    same = [Place(name, weight=8) for name in "abc"]
+    homes = []
+    for number in range(6):
+        prompt = prefix_keys(bytes([number]) * 512, 0, 512)
+        homes.append(chooser.choose(same, prompt))
+        for _ in range(number):
+            assert chooser.choose(same, prompt) == homes[-1]
+    assert Counter(homes) == dict.fromkeys(same, 2)
+
+
 def test_a_prefix_outgrows_its_saturated_replica_and_comes_back_to_it() -> None:
     chooser = Chooser("prefix_affinity")
     home, other, third = Place("a", weight=4), Place("b", weight=4), Place("c", weight=4, running=1)

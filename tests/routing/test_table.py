@@ -64,21 +64,26 @@ def test_own_requests_count_as_they_are_now_and_those_of_others_as_they_were_at_
     target.weight = 1
     target.begin()
     target.scraping()
+    target.scraped(mappings.Load(4, 1, None), 1.0)
+    assert load(target) == 4 + 1
+    target.begin()
+    assert load(target) == 4 + 2
+    target.end()
+    target.end()
+    assert load(target) == 4
+
+
+def test_own_requests_that_begin_or_end_during_a_scrape_are_not_taken_for_those_of_others() -> None:
+    (target,) = targets(1)
+    target.weight = 1
+    target.scraping()
     target.begin()
     assert load(target) is None
-    target.scraped(mappings.Load(4, 1, None), 1.0)
-    assert load(target) == 4 + 2
+    target.scraped(mappings.Load(1, 0, None), 1.0)
+    assert load(target) == 1
     target.scraping()
     target.end()
-    assert load(target) == 4 + 1
-    target.scraped(mappings.Load(2, 0, None), 2.0)
-    assert load(target) == 0 + 1
-    target.scraping()
-    target.begin()
-    target.scraped(mappings.Load(2, 0, None), 3.0)
-    assert load(target) == 0 + 2
-    target.end()
-    target.end()
+    target.scraped(mappings.Load(1, 0, None), 2.0)
     assert load(target) == 0
 
 
