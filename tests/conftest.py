@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
+# Its import sets Django up anew, logging included: inside a test, that would take caplog's handler away.
+import llmgw.celery  # noqa: F401
+
 
 @pytest.fixture(autouse=True)
 def _quick_passwords(settings: Any) -> None:

@@ -171,16 +171,17 @@ async def test_a_stranger_on_the_port_never_answers_for_a_model(start: Start) ->
 
 
 async def test_a_kept_alive_connection_that_the_engine_closed_is_replaced_invisibly_once(
-    gateway: Running, engine: MockEngine
+    start: Start, engine: MockEngine
 ) -> None:
-    assert (await gateway.chat()).status_code == 200
-    before = engine.accepted
-    engine.script.append(mock_engine.resets)  # the kept-alive one
-    assert (await gateway.chat()).status_code == 200
-    assert engine.accepted == before + 1
-    assert gateway.gateway.plane.table.targets[0].health.failures == 0
-    engine.script.extend([mock_engine.resets, mock_engine.resets])  # and then the fresh one too
-    assert code(await gateway.chat()) == "engine_failed"
+    async with start(contents(endpoint(engine.port)), scrape_s=3600) as gateway:  # a scrape would use it as well
+        assert (await gateway.chat()).status_code == 200
+        before = engine.accepted
+        engine.script.append(mock_engine.resets)  # the kept-alive one
+        assert (await gateway.chat()).status_code == 200
+        assert engine.accepted == before + 1
+        assert gateway.gateway.plane.table.targets[0].health.failures == 0
+        engine.script.extend([mock_engine.resets, mock_engine.resets])  # and then the fresh one too
+        assert code(await gateway.chat()) == "engine_failed"
 
 
 async def test_connections_are_reused_and_closed_when_idle(gateway: Running, engine: MockEngine) -> None:
