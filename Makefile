@@ -13,7 +13,7 @@ up: .venv/ready
 	@exec .venv/bin/llmgw up $(ARGS)
 
 test: .venv/dev-ready
-	@sh tests/prepare.sh redis-server postgresql chromium
+	@sh tests/prepare.sh redis-server postgresql chromium nodejs npm
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
 

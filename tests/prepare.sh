@@ -6,6 +6,7 @@ PATH=$PATH:/usr/sbin
 missing=""
 for package in "$@"; do
     case $package in
+    nodejs) command -v node >/dev/null 2>&1 || missing="$missing $package" ;;
     postgresql) [ -n "$(ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null)" ] || missing="$missing $package" ;;
     *) command -v "${package%-light}" >/dev/null 2>&1 || missing="$missing $package" ;;
     esac
