@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.http import Http404
 from django.urls import path
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, inline_serializer
 from rest_framework import serializers
@@ -13,9 +12,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from routing import explain
-from tenants import finding, usage
-from tenants.api import UsageSerializer
-from tenants.api_rules import Refused, one, page_size, paged, person, word
+from tenants import finding
+from tenants.api import UsageSerializer, found, wanted
+from tenants.api_rules import one, paged, person
 from tenants.api_views import ApiView
 from tenants.models import Usage
 
@@ -107,20 +106,8 @@ class RequestList(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Finished requests of the projects that you see, newest first."""
-        values = {name: word(request, name) for name in finding.FIELDS}
-        asked = finding.read(values, person(request))
-        if asked.missing:
-            raise Http404
-        if asked.problems:
-            name, text = next(iter(asked.problems.items()))
-            fields = {field: [said] for field, said in asked.problems.items()}
-            raise Refused(f"{name}: {text}", code="invalid", fields=fields)
-        after = word(request, "after")
-        if after and usage.read_cursor(after) is None:
-            message = "after is not the next of an earlier page."
-            raise Refused(message, code="invalid", fields={"after": [message]})
-        found = finding.find(person(request), asked.wanted, before=after, size=page_size(request))
-        return paged(FoundSerializer(found.rows, many=True).data, found.older or None)
+        page = found(request, wanted(request, finding.FIELDS))
+        return paged(FoundSerializer(page.rows, many=True).data, page.older or None)
 
 
 class RequestDetail(ApiView):

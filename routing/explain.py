@@ -148,8 +148,9 @@ def in_words(ended: Ended, why: Explained | None) -> tuple[str, ...]:
     """The story of one request in sentences, in the order in which it happened. Without `why` only what is counted."""
     return (
         *_asked(ended, why),
+        *(() if why is None else _skipped(ended, why)),
         *_waited(ended, why),
-        *(() if why is None else (*_considered(why), *_attempts(why, ended))),
+        *(() if why is None else (*_considered(why), *_attempts(why))),
         *_answered(ended),
         *_used(ended),
     )
@@ -174,6 +175,13 @@ def _asked(ended: Ended, why: Explained | None) -> Iterator[str]:
         yield of_band + kept
     elif band:
         yield f"It went in band {band}."
+
+
+def _skipped(ended: Ended, why: Explained) -> Iterator[str]:
+    for other in why.skipped:
+        yield f"Model {other.model} did not serve: {_meaning(other.code)}."
+    if why.skipped and ended.replica and ended.model not in {other.model for other in why.skipped}:
+        yield f"So its fallback, model {ended.model}, got it."
 
 
 def _waited(ended: Ended, why: Explained | None) -> Iterator[str]:
@@ -222,16 +230,12 @@ def _score(score: float | None) -> str:
     return "unknown" if score is None else number(score, 2)
 
 
-def _attempts(why: Explained, ended: Ended) -> Iterator[str]:
+def _attempts(why: Explained) -> Iterator[str]:
     for each in why.attempts:
         if each.failed:
             yield f"After {milliseconds(each.at_ms)} it was sent to {each.replica}, where it failed: {each.failed}."
         elif len(why.attempts) > 1:
             yield f"After {milliseconds(each.at_ms)} it was sent to {each.replica}."
-    for other in why.skipped:
-        yield f"Model {other.model} did not serve: {_meaning(other.code)}."
-    if why.skipped and ended.replica and ended.model not in {other.model for other in why.skipped}:
-        yield f"So its fallback, model {ended.model}, got it."
 
 
 def _meaning(code: str) -> str:

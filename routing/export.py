@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from asgiref.sync import sync_to_async
 
 from tenants.finding import Wanted, find, result_of
-from tenants.models import Usage, User
+from tenants.models import Usage
 from tenants.money import UNITS
 
 ROWS_AT_ONCE = 1000
@@ -34,12 +34,12 @@ def spanned(wanted: Wanted, now: datetime) -> Wanted | str:
     return replace(wanted, since=since, until=until)
 
 
-def parts(user: User, wanted: Wanted) -> Iterator[str]:
+def parts(wanted: Wanted) -> Iterator[str]:
     """The header, then the rows of one page after the other, newest first."""
     yield _lines([COLUMNS])
     older = ""
     while True:
-        found = find(user, wanted, before=older, size=ROWS_AT_ONCE)
+        found = find(wanted, before=older, size=ROWS_AT_ONCE)
         if found.rows:
             yield _lines([_values(row) for row in found.rows])
         older = found.older
@@ -47,9 +47,9 @@ def parts(user: User, wanted: Wanted) -> Iterator[str]:
             return
 
 
-async def parts_later(user: User, wanted: Wanted) -> AsyncIterator[str]:
+async def parts_later(wanted: Wanted) -> AsyncIterator[str]:
     """The same for a server that is not to wait for the store."""
-    made = parts(user, wanted)
+    made = parts(wanted)
     while part := await sync_to_async(_next)(made):
         yield part
 

@@ -48,7 +48,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
     else:
         asked = finding.read(given, user)
         context |= {
-            "found": finding.find(user, asked.wanted, before=before),
+            "found": finding.find(asked.wanted, before=before),
             "wanted": asked.wanted,
             "problems": asked.problems,
             "first_page": read_cursor(before) is None,
@@ -101,14 +101,13 @@ def stretches(call: Usage) -> tuple[Stretch, ...]:
 @members
 def request_export(request: HttpRequest) -> HttpResponse:
     """What the filters let through, as it is read."""
-    user = person(request)
-    asked = finding.read(request.GET.dict(), user)
+    asked = finding.read(request.GET.dict(), person(request))
     wanted = export.spanned(asked.wanted, timezone.now())
     if isinstance(wanted, str) or asked.problems:
         said = [f"{name}: {text}" for name, text in asked.problems.items()]
         said += [wanted] if isinstance(wanted, str) else []
         return HttpResponse("\n".join(said), status=400, content_type="text/plain; charset=utf-8")
-    made = export.parts_later(user, wanted) if isinstance(request, ASGIRequest) else export.parts(user, wanted)
+    made = export.parts_later(wanted) if isinstance(request, ASGIRequest) else export.parts(wanted)
     answer = StreamingHttpResponse(() if request.method == "HEAD" else made, content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = 'attachment; filename="requests.csv"'
     return cast(HttpResponse, answer)  # as far as access and headers go

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from tenants import actions, usage
+from tenants import actions, finding, usage
 from tenants.api_rules import Refused, actor, moment, one, page_size, paged, person, word
 from tenants.api_views import ApiView
 from tenants.models import ApiToken, Key, Project, Usage, User
@@ -277,6 +278,26 @@ def _chosen(request: Request) -> QuerySet[Usage]:
     return rows
 
 
+def wanted(request: Request, fields: Sequence[str] = ("project", "model", "since", "until")) -> finding.Wanted:
+    """Which requests the query asks for, among those that this person sees."""
+    asked = finding.read({name: word(request, name) for name in fields}, person(request))
+    if asked.missing:
+        raise Http404
+    if asked.problems:
+        name, text = next(iter(asked.problems.items()))
+        raise Refused(f"{name}: {text}", code="invalid", fields={name: [said] for name, said in asked.problems.items()})
+    return asked.wanted
+
+
+def found(request: Request, wanted: finding.Wanted) -> finding.Found:
+    """The page that the query asks for."""
+    after = word(request, "after")
+    if after and usage.read_cursor(after) is None:
+        message = "after is not the next of an earlier page."
+        raise Refused(message, code="invalid", fields={"after": [message]})
+    return finding.find(wanted, before=after, size=page_size(request))
+
+
 class UsageList(ApiView):
     @extend_schema(
         parameters=[*_FILTERS, OpenApiParameter("limit", int), OpenApiParameter("after", str)],
@@ -287,11 +308,7 @@ class UsageList(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Finished requests, newest first."""
-        after = word(request, "after")
-        if after and usage.read_cursor(after) is None:
-            message = "after is not the next of an earlier page."
-            raise Refused(message, code="invalid", fields={"after": [message]})
-        page = usage.page(_chosen(request), before=after, size=page_size(request))
+        page = found(request, wanted(request))
         return paged(UsageSerializer(page.rows, many=True).data, page.older or None)
 
 
