@@ -56,10 +56,10 @@ class Admission:
     __slots__ = ("_held_s", "_lanes", "capacity", "in_flight", "queue_limit", "waiting")
 
     def __init__(self, capacity: int, queue_limit: int, bands: Sequence[Band]) -> None:
-        """Raises ValueError for no band, or when the lower bands' shares leave nothing to the first."""
-        self._lanes = tuple(_Lane(0 if first == 0 else band.share) for first, band in enumerate(bands))
-        if not self._lanes or sum(lane.share for lane in self._lanes[1:]) >= WHOLE:
-            raise ValueError("there must be a band, and the shares of all but the first must add up to less than 1")
+        """At least one band. Shares that would leave nothing to the first are cut in proportion."""
+        shares = [max(band.share, LEAST_SHARE) for band in bands[1:]]
+        cut = min(1.0, (1 - LEAST_SHARE) / sum(shares)) if shares else 1.0
+        self._lanes = (_Lane(0.0), *(_Lane(share * cut) for share in shares))
         self.capacity, self.queue_limit = capacity, queue_limit
         self.in_flight = self.waiting = 0
         self._held_s: float | None = None
@@ -169,7 +169,7 @@ class _Lane:
     __slots__ = ("credit", "depth", "rotation", "share", "turns", "waiting")
 
     def __init__(self, share: float) -> None:
-        self.share = round(max(share, LEAST_SHARE) * WHOLE)
+        self.share = max(1, round(share * WHOLE))
         self.credit = 0
         self.rotation: OrderedDict[int, _Line] = OrderedDict()
         self.waiting = self.turns = 0

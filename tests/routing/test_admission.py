@@ -170,10 +170,11 @@ def test_a_band_that_is_promised_nothing_is_still_not_starved() -> None:
     assert order(admission, tickets).index(tickets[0]) == 99
 
 
-@pytest.mark.parametrize("bands", [(), (Band("a"), Band("b", 0.5), Band("c", 0.5))])
-def test_bands_that_leave_nothing_to_the_first_are_refused(bands: tuple[Band, ...]) -> None:
-    with pytest.raises(ValueError, match="less than 1"):
-        Admission(1, 1, bands)
+def test_bands_that_are_promised_everything_still_leave_some_to_the_first() -> None:
+    admission = Admission(0, 10_000, (Band("high"), Band("normal", 1.0), Band("low", 0.5)))
+    tickets = queued(admission, *[(1, band) for band in (2, 1, 0) for _ in range(1000)])
+    went = Counter(ticket.band for ticket in order(admission, tickets)[:1000])
+    assert [went[band] for band in range(3)] == [pytest.approx(each, abs=2) for each in (10, 660, 330)]
 
 
 def test_a_band_is_found_by_its_name_and_an_unknown_one_is_the_default() -> None:
