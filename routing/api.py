@@ -82,6 +82,7 @@ class RequestSerializer(FoundSerializer):
 
 class RequestList(ApiView):
     @extend_schema(
+        operation_id="v1_requests_list",
         parameters=[
             OpenApiParameter("project", int, description="Only this project's."),
             OpenApiParameter("key", str, description="Only this key's, by its number or its beginning (sk-7Qf2)."),
