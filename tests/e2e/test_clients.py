@@ -162,7 +162,8 @@ def test_openai_python_waits_as_long_as_a_limit_says_and_then_gets_its_answer(ru
             return False
 
         wait_until("the limit holds", limit_holds, 30)
-        stream = client.chat.completions.create(**asked, max_tokens=300, stream=True)
+        waits = client.with_options(max_retries=100)  # for the end of the stream that has just been left
+        stream = waits.chat.completions.create(**asked, max_tokens=300, stream=True)
         next(stream)
         reading = Thread(target=lambda: list(stream))
         reading.start()
