@@ -23,7 +23,7 @@ from routing.journal import Batch
 from routing.plane import Plane
 from routing.scrape import scrape_all
 from routing.store import LoadRow, Store, gateway_name
-from routing.table import build, settle
+from routing.table import Table, build, settle
 from tenants.keys import Grant
 
 log = logging.getLogger(__name__)
@@ -189,8 +189,7 @@ class Loops:
         try:
             records = await self._write(batch.records)
             if records:
-                fresh, batch.fresh = batch.fresh, False
-                await self._write(self.store.save_usage, records, fresh)
+                await self._write(self.store.save_usage, records)
         except BaseException:
             batch.give_up()
             raise
@@ -200,14 +199,15 @@ class Loops:
                 self._used[record.key] = max(record.at, self._used.get(record.key, 0.0))
 
     async def _follow_demand(self) -> None:
-        """Tell the store which on-demand models are asked for: at once when nothing serves one, else now and then."""
+        """Tell the store which on-demand models are asked for: at once when nothing serves one, else now and then, and
+        as long as somebody waits for one or gets an answer from it."""
         plane = self.plane
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(plane.cold.wait(), DEMAND_S)
             cold = plane.cold.is_set()
             plane.cold.clear()
-            models, plane.demand = plane.demand, set()
+            models, plane.demand = plane.demand | _in_use(plane.table), set()
             if models:
                 await self._guard("demand", self._write(self.store.save_demand, sorted(models), cold))
             if cold:
@@ -266,6 +266,12 @@ class Loops:
 
     async def _write(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writing, work, *args)
+
+
+def _in_use(table: Table) -> set[str]:
+    """On-demand models that somebody waits for or is answered by."""
+    places = ((served, served.standing.admission) for served in table.names.values() if served.on_demand)
+    return {served.name for served, admission in places if admission.waiting or admission.in_flight}
 
 
 def _one_line(error: Exception) -> str:
