@@ -190,9 +190,7 @@ class Journal:
 
 
 class Batch(Protocol):
-    """Records on their way to the store. `fresh`: they were never sent there before, by anybody."""
-
-    fresh: bool
+    """Records on their way to the store."""
 
     def records(self) -> list[Record]: ...
 
@@ -206,7 +204,6 @@ class Batch(Protocol):
 class Segment:
     def __init__(self, owner: Journal | None, handle: int, path: Path) -> None:
         self.owner, self.handle, self.path = owner, handle, path
-        self.fresh = owner is not None
 
     def records(self) -> list[Record]:
         size = os.fstat(self.handle).st_size
@@ -238,7 +235,6 @@ class Segment:
 class Memory:
     def __init__(self, owner: Journal, kept: tuple[Record, ...]) -> None:
         self.owner, self.kept = owner, kept
-        self.fresh = False
 
     def records(self) -> list[Record]:
         return list(self.kept)

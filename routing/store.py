@@ -54,7 +54,7 @@ class Store(Protocol):
 
     def spent(self, budgets: Sequence[Budget]) -> dict[int, tuple[float, int]]: ...
 
-    def save_usage(self, records: Sequence[Record], fresh: bool) -> None: ...
+    def save_usage(self, records: Sequence[Record]) -> None: ...
 
     def save_demand(self, models: Sequence[str], cold: bool) -> None: ...
 
@@ -99,14 +99,10 @@ class DjangoStore:
         _reconnect()
         note_demand(models, cold=cold, now=timezone.now())
 
-    def save_usage(self, records: Sequence[Record], fresh: bool) -> None:
-        """`fresh`: they cannot be there yet; otherwise those that are there already are left out."""
+    def save_usage(self, records: Sequence[Record]) -> None:
         _reconnect()
-        if not fresh:
-            records = _new(records)
         try:
-            with transaction.atomic():
-                _insert(records)
+            _insert_new(records)
         except (IntegrityError, *UNFIT):
             # A project, key or person was deleted meanwhile: what was used stays counted without them. Or a record
             # does not fit any column, and must not keep all others out for ever.
@@ -179,9 +175,26 @@ def _statement(rows: int) -> str:
 _MANY, _ONE = _statement(AT_ONCE), _statement(1)
 
 
+class AlreadyThere(Exception):
+    """An earlier process, or an attempt whose outcome was unknown, brought some of the records there."""
+
+
+def _insert_new(records: Sequence[Record]) -> None:
+    """In one transaction, without those that are there."""
+    for last in (False, False, True):
+        try:
+            with transaction.atomic():
+                _insert(records)
+            return
+        except AlreadyThere:
+            if last:
+                raise
+            records = _new(records)
+
+
 def _insert(records: Sequence[Record]) -> None:
-    """Usage rows without model instances, whose making is most of what a bulk_create costs. A request id that is
-    there already is left as it is."""
+    """Usage rows and what they add to the sums, without model instances, whose making is most of what a bulk_create
+    costs. Raises AlreadyThere when a request id is."""
     moment = connection.ops.adapt_datetimefield_value
 
     def values(record: Record) -> list[Any]:
@@ -194,16 +207,20 @@ def _insert(records: Sequence[Record]) -> None:
     rows = [values(record) for record in records]
     whole = len(rows) - len(rows) % AT_ONCE
     groups = [list(chain.from_iterable(rows[at : at + AT_ONCE])) for at in range(0, whole, AT_ONCE)]
-    rollup.add(records)
+    inserted = 0
     with connection.cursor() as cursor:
         if groups:
             cursor.executemany(_MANY, groups)
+            inserted += cursor.rowcount
         if rows[whole:]:
             cursor.executemany(_ONE, rows[whole:])
+            inserted += cursor.rowcount
+    if inserted != len(rows):
+        raise AlreadyThere
+    rollup.add(records)
 
 
 def _new(records: Sequence[Record]) -> list[Record]:
-    """Without those that an earlier process, or an attempt whose outcome is unknown, has brought there."""
     there: set[str] = set()
     for at in range(0, len(records), ASKED_AT_ONCE):
         ids = [each.request_id for each in records[at : at + ASKED_AT_ONCE]]
@@ -213,8 +230,7 @@ def _new(records: Sequence[Record]) -> list[Record]:
 
 def _insert_what_fits(records: Sequence[Record]) -> None:
     try:
-        with transaction.atomic():
-            _insert(_without_the_gone(records))
+        _insert_new(_without_the_gone(records))
     except UNFIT as error:
         if len(records) == 1:
             log.error("The store cannot hold the usage of this request (%s), which is left out: %r", error, records[0])

@@ -98,7 +98,7 @@ class MemoryStore:
         self._reach()
         self.demand += models
 
-    def save_usage(self, records: Sequence[Record], fresh: bool) -> None:
+    def save_usage(self, records: Sequence[Record]) -> None:
         self._reach()
         if self.full:
             self.refused += 1

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -17,6 +18,7 @@ from routing.table import EMPTY, build
 from tenants.actions import make_default_tree, make_key, make_operator, revoke_key
 from tenants.audit import SYSTEM
 from tenants.keys import digest
+from tenants.limit_models import UsageSlot
 from tenants.models import Key, Project, Usage, User
 from tests.routing.test_journal import record
 
@@ -70,11 +72,12 @@ def test_usage_is_stored_once_however_often_it_is_handed_over(project: Project, 
         for number in range(2 * AT_ONCE + 3)
     ]
     store = DjangoStore()
-    store.save_usage(rows[:5], True)
-    store.save_usage(rows, False)
-    store.save_usage(rows, False)
-    store.save_usage([], False)
+    store.save_usage(rows[:5])
+    store.save_usage(rows)
+    store.save_usage(rows)
+    store.save_usage([])
     assert Usage.objects.count() == len(rows)
+    assert UsageSlot.objects.aggregate(Sum("requests"))["requests__sum"] == len(rows)
     row = Usage.objects.get(request_id="req-7")
     assert (row.project, row.key, row.user, row.prompt_tokens) == (project, key, owner, 7)
     assert (row.completion_tokens, row.first_token_ms, row.total_ms, row.cost) == (None, 1.5, 2.0, None)
@@ -87,7 +90,7 @@ def test_usage_is_stored_once_however_often_it_is_handed_over(project: Project, 
 def test_usage_of_somebody_who_is_gone_is_still_counted() -> None:
     owner = make_operator(username="root", password="long enough", actor=SYSTEM)
     project = make_default_tree(owner=owner, actor=SYSTEM)
-    DjangoStore().save_usage([record(1, project=project.pk, key=999, user=998), record(2, project=997)], True)
+    DjangoStore().save_usage([record(1, project=project.pk, key=999, user=998), record(2, project=997)])
     first, second = Usage.objects.order_by("request_id")
     assert (first.project, first.key_id, first.user_id) == (project, None, None)
     assert second.project_id is None
@@ -121,7 +124,7 @@ def test_a_record_that_no_column_takes_is_left_out_and_keeps_no_other_out(
     rows = [record(number, project=project.pk) for number in range(2 * AT_ONCE)]
     rows[30] = record(30, project=project.pk, prompt_tokens=2**70)
     rows[77] = record(77, project=999, completion_tokens=-(2**70))
-    DjangoStore().save_usage(rows, True)
+    DjangoStore().save_usage(rows)
     assert Usage.objects.count() == len(rows) - 2
     assert caplog.text.count("is left out") == 2
     assert "req-30" in caplog.text
