@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from catalog.spec import PREFIX_AFFINITY
-from routing import affinity, ejection, measures, openai, translated
+from routing import affinity, ejection, lora, measures, openai, translated
+from routing.adapters import Lost, NoRoom, NotLoaded
 from routing.client import ClientLeft
 from routing.explain import Attempt, Considered
 from routing.openai import Refusal
@@ -42,7 +44,10 @@ async def serve(exchange: Exchange, served: Served) -> None:
     """Raises Refusal when no endpoint answered, UpstreamError when one broke off after the first byte."""
     limits = exchange.plane.settings.gateway
     tried: list[Target] = []
+    lost: list[Target] = []
     failure: UpstreamError | None = None
+    if served.sorted_out and served.targets:
+        served = _able(exchange, served)
     while True:
         if exchange.left:
             raise ClientLeft
@@ -61,10 +66,20 @@ async def serve(exchange: Exchange, served: Served) -> None:
             exchange.failures.append(Attempt(target.replica, since, str(error)[:SHOWN_BYTES]))
             if exchange.answering:
                 raise
-            tried.append(target)
+            # It is loaded there once more before another endpoint is tried.
+            (tried if target in lost or not isinstance(error, Lost) else lost).append(target)
             failure = error
         else:
             return
+
+
+def _able(exchange: Exchange, served: Served) -> Served:
+    """With those endpoints alone that keep adapters apart on this request. Raises Refusal when there is none."""
+    able = lora.able(served.targets, exchange.path, served.wanted)
+    if not able:
+        attached = (target.attached for target in served.targets)
+        raise lora.unable(served.name, exchange.path, served.wanted, attached)
+    return replace(served, targets=tuple(able))
 
 
 def _choose(exchange: Exchange, served: Served, left: list[Target]) -> Target | None:
@@ -76,7 +91,8 @@ def _choose(exchange: Exchange, served: Served, left: list[Target]) -> Target | 
         prompt = affinity.prefix_keys(exchange.raw_body, *exchange.peek.prompt_span, scope=served.adapter)
     if not exchange.considered:
         exchange.considered = tuple(Considered(*each) for each in scores(left[:CONSIDERED_SHOWN]))
-    target = chooser.choose(left, prompt)
+    prefer = None if served.wanted is None else lora.holders(left, served.wanted)
+    target = chooser.choose(left, prompt, prefer)
     exchange.affinity = chooser.last_affinity
     return target
 
@@ -87,9 +103,17 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
     if target.health.until is not None:
         target.health = ejection.tried(target.health)
     target.begin()
+    use = None
     try:
+        if served.wanted is not None and lora.comes_and_goes(target.attached):
+            exchange.deadline = None  # it has limits of its own
+            use = await exchange.plane.adapters.take(target, served.wanted)
+            if exchange.left:
+                raise ClientLeft
         connection = await _open(exchange, target)
         if connection.status >= 300:
+            if use is not None and connection.status == 404:
+                await _check_adapter(exchange, served, target)
             if translated.lacks(exchange, connection.status):
                 connection = await _ask_for_chat(exchange, served, target)
             await _check_status(connection)
@@ -101,16 +125,25 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
         if target.health is not ejection.WELL:
             target.health = ejection.WELL
     except UpstreamError as error:
-        if not isinstance(error, Full):
+        if not isinstance(error, Full | NotLoaded | Lost):
             _note_failure(exchange, target, soft=isinstance(error, Failed) and error.status not in (401, 403))
         raise
     finally:
         target.end()
+        if use is not None:
+            exchange.plane.adapters.give_back(target, use)
         if target.health.probing:
             target.health = ejection.abandoned(target.health)
         if exchange.connection is not None:
             exchange.connection.release()
             exchange.connection = None
+
+
+async def _check_adapter(exchange: Exchange, served: Served, target: Target) -> None:
+    """The engine knows no such model, or no such route. Raises Lost."""
+    assert served.wanted is not None, "it is in use"
+    if not await exchange.plane.adapters.still_there(target, served.wanted):
+        raise Lost(f"it has lost adapter {served.adapter}")
 
 
 async def _ask_for_chat(exchange: Exchange, served: Served, target: Target) -> Connection:
@@ -200,6 +233,12 @@ def _refusal(served: Served, failure: UpstreamError) -> Refusal:
             return Refusal("engine_down", f"{engine} does not answer and is being restarted. {again}", retry_after_s=5)
         case Failed(status=503):
             return Refusal("engine_down", f"{engine} is not ready: {failure}. {again}", retry_after_s=5)
+        case NotLoaded():
+            text = f"Adapter {served.adapter} cannot be used now: {failure}. Ask an operator to look at its source."
+            return Refusal("engine_failed", text)
+        case NoRoom():
+            text = f"Adapter {served.adapter} found no room: {failure}. {again}"
+            return Refusal("engine_busy", text, retry_after_s=5)
         case Full():
             return Refusal("engine_busy", f"{engine} has no room for one more request. {again}", retry_after_s=1)
         case Silent():

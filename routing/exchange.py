@@ -262,6 +262,11 @@ class Exchange:
         if self.translated:
             assert self.translation is not None, "only such routes are noted as lacking"
             self.body = self.translation.request(self.raw_body, known_as, self.request_id)
+            if target.attached is not None:
+                self.body = target.attached.fitted(self.body, openai.peek(self.body), served.wanted, add_usage=False)
+            return
+        if target.attached is not None:
+            self.body = target.attached.fitted(self.raw_body, peek, served.wanted, add_usage=self.add_usage)
             return
         if known_as == self.name and not self.add_usage:
             self.body = self.raw_body

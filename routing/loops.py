@@ -92,6 +92,7 @@ class Loops:
         if self.plane.share is not None:
             await self.plane.share.stop()
         await self._guard("load", self._write(self.store.forget_loads, self.gateway))
+        await self.plane.adapters.close()
         await self.plane.pools.close()
         self.plane.journal.close()
         for executor in (self._reading, self._writing):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmgw.config import Settings
 from routing import measures, media
+from routing.adapters import Adapters
 from routing.admission import Band
 from routing.journal import Journal
 from routing.limits import Limiter
@@ -29,6 +30,7 @@ class Plane:
         "_mark",
         "_number",
         "active",
+        "adapters",
         "bands",
         "cold",
         "confirmed_at",
@@ -55,6 +57,7 @@ class Plane:
         self.store_away = False
         self.active: set[Exchange] = set()
         self.pools = Pools()
+        self.adapters = Adapters(self.pools)
         self.journal = Journal(settings.data_dir / "journal")
         bands = settings.gateway.bands
         self.rules = Rules(tuple(Band(*each) for each in bands.items()), settings.gateway.queue_limit)

@@ -16,7 +16,7 @@ from catalog import spec
 from catalog.names import fold
 from nodes.engine_keys import engine_key
 from nodes.state import Endpoint
-from routing import ejection, mappings
+from routing import ejection, lora, mappings
 from routing.admission import Admission, Band
 from routing.openai import Refusal
 from routing.scheduling import Chooser
@@ -77,6 +77,7 @@ class Target:
     __slots__ = (
         "_in_flight_asked",
         "answer_headers",
+        "attached",
         "authorization",
         "engine",
         "health",
@@ -103,8 +104,16 @@ class Target:
         self.engine, self.host, self.port = endpoint.engine, endpoint.host, endpoint.port
         self.known_as = ""
         """What it calls the model; empty where that is the catalog's name."""
-        self.lacks: set[str] = set()
-        """Routes that it was seen not to have; they are asked for as chat completions."""
+        self.attached = lora.attach(
+            endpoint.engine,
+            endpoint.model,
+            endpoint.adapters,
+            endpoint.adapter_sources,
+            endpoint.max_loaded_adapters,
+        )
+        """What it makes of adapters; None where it has none."""
+        self.lacks: set[str] = set(() if self.attached is None else self.attached.lacks)
+        """Routes that it does not have, or not well; they are asked for as chat completions."""
         self.weight = endpoint.slots
         self.running: int | None = None
         self.waiting: int | None = None
@@ -165,6 +174,10 @@ class Served:
     band: str = ""
     prices: tuple[Price, ...] = ()
     adapter: str = ""
+    wanted: lora.Adapter | None = None
+    """The adapter, as endpoints are asked for it."""
+    sorted_out: bool = False
+    """Whether not every endpoint takes every request: some have adapters, or one is asked for."""
 
     @property
     def allowed_as(self) -> str:
@@ -240,12 +253,14 @@ def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
             fallbacks=_chain(model, canonical),
             band=model.band,
             prices=tuple(prices.get(model.name, ())),
+            sorted_out=any(target.attached is not None for target in targets.get(model.name, ())),
         )
         names[model.name] = served
         for alias in model.aliases:
             names.setdefault(alias, served)
         for adapter in model.adapters:
-            names.setdefault(adapter.name, replace(served, adapter=adapter.name))
+            wanted = lora.adapter(adapter.name, adapter.source)
+            names.setdefault(adapter.name, replace(served, adapter=adapter.name, wanted=wanted, sorted_out=True))
     return Table(
         revision=contents.revision,
         grants={grant.digest: grant for grant in contents.grants},
