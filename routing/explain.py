@@ -20,7 +20,7 @@ class Considered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One try; `failed` empty: it answered. Milliseconds since the request's headers."""
+    """One try; `failed` empty: it answered, which need not be written. Milliseconds since the request's headers."""
 
     replica: str
     at_ms: float
@@ -150,7 +150,7 @@ def in_words(ended: Ended, why: Explained | None) -> tuple[str, ...]:
         *_asked(ended, why),
         *(() if why is None else _skipped(ended, why)),
         *_waited(ended, why),
-        *(() if why is None else (*_considered(why), *_attempts(why))),
+        *(() if why is None else (*_considered(ended, why), *_attempts(why))),
         *_answered(ended),
         *_used(ended),
     )
@@ -180,8 +180,12 @@ def _asked(ended: Ended, why: Explained | None) -> Iterator[str]:
 def _skipped(ended: Ended, why: Explained) -> Iterator[str]:
     for other in why.skipped:
         yield f"Model {other.model} did not serve: {_meaning(other.code)}."
-    if why.skipped and ended.replica and ended.model not in {other.model for other in why.skipped}:
+    if not why.skipped or not ended.replica:
+        return
+    if ended.model not in {other.model for other in why.skipped}:
         yield f"So its fallback, model {ended.model}, got it."
+    elif ended.status < REFUSED_FROM:
+        yield f"No fallback did, so model {ended.model} was waited for."
 
 
 def _waited(ended: Ended, why: Explained | None) -> Iterator[str]:
@@ -197,13 +201,18 @@ def _waited(ended: Ended, why: Explained | None) -> Iterator[str]:
         yield f"It waited {length}{queue} for the model to load, {ready}."
     elif why.queued:
         yield f"It waited {length} in the queue{place}."
-    elif why.attempts:
+    elif ended.replica:
         yield "It did not wait: there was room at once."
 
 
-def _considered(why: Explained) -> Iterator[str]:
+def first_choice(ended: Ended, why: Explained) -> str:
+    """The replica that was tried first; empty: none was."""
+    return why.attempts[0].replica if why.attempts else ended.replica
+
+
+def _considered(ended: Ended, why: Explained) -> Iterator[str]:
     open_ones = [each for each in why.considered if not each.note]
-    first = why.attempts[0].replica if why.attempts else ""
+    first = first_choice(ended, why)
     if first and len(open_ones) == 1 and open_ones[0].replica == first:
         yield f"Only {first} could take it."
     elif first and open_ones:

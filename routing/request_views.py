@@ -79,7 +79,8 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
         "stretches": (parts := stretches(call)),
         "lengths": {part.colour: part.ms for part in parts},
         "kept_days": settings.LLMGW.usage.keep_explained_days,
-        "first": why.attempts[0].replica if why and why.attempts else "",
+        "first": why and explain.first_choice(call, why),
+        "then": why and why.attempts and why.attempts[-1].failed and call.status < explain.REFUSED_FROM,
     }
     return render(request, "routing/request_detail.html", context)
 

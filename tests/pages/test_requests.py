@@ -320,6 +320,16 @@ def test_a_request_tells_its_story_with_its_tables(client: Client, bob: User, ke
     assert re.search(r'smollm2-3</th><td class="num">–</td>', page)
 
 
+def test_attempts_that_failed_are_followed_by_the_one_that_answered(client: Client, bob: User, key: Key) -> None:
+    why = Explained(attempts=(Attempt("smollm2-2", 3.0, "it refused the connection"),))
+    rows.make_usage(1, key=key, explained=msgspec.to_builtins(why))
+    assert re.search(
+        r'<td class="fit">then</td><th>smollm2-1</th><td><span class="state ok">', text_of(client, "/requests/req-0/")
+    )
+    Usage.objects.update(status=502)
+    assert ">then</td>" not in text_of(client, "/requests/req-0/")
+
+
 def test_a_request_without_its_explanation_says_that_it_is_gone(client: Client, root: User) -> None:
     rows.make_usage(
         1, completion_tokens=None, first_token_ms=None, explained={"from": 1, "attempts": "another version"}

@@ -143,6 +143,18 @@ def test_fallbacks_say_which_models_did_not_serve_and_why() -> None:
     assert "So its fallback, model smollm2, got it." in told
 
 
+def test_a_model_whose_fallbacks_did_not_serve_either_is_said_to_have_been_waited_for() -> None:
+    why = Explained(skipped=(Skipped("smollm2", "model_loading"), Skipped("small", "no_endpoint")), loading=True)
+    told = story(why, queue_ms=120.0)
+    assert "No fallback did, so model smollm2 was waited for." in told
+    assert "No fallback did" not in story(why, status=503, error_code="model_loading")
+
+
+def test_the_replica_that_answered_was_the_first_choice_when_no_attempt_is_written() -> None:
+    why = Explained(considered=(Considered("smollm2-1", 0.25), Considered("smollm2-2", 0.5)))
+    assert "Of 2 replicas smollm2-1 was chosen: its load was the lowest" in story(why)
+
+
 def test_no_fallback_is_said_to_have_served_when_none_did() -> None:
     why = Explained(skipped=(Skipped("big", "no_endpoint"),))
     assert "fallback" not in story(why, model="big", status=503, error_code="no_endpoint", **NOT_REACHED)
@@ -202,7 +214,7 @@ def test_every_code_of_the_gateway_has_a_meaning() -> None:
     assert set(MEANINGS) >= set(ERRORS)
 
 
-words = st.text(st.characters(exclude_characters="N"), max_size=12)
+words = st.text(st.characters(codec="utf-8", exclude_characters="N"), max_size=12)
 millis = st.floats(0, 1e7)
 counts = st.none() | st.integers(0, 10**8)
 explanations = st.builds(
