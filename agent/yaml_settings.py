@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -106,8 +106,11 @@ def _sentence(
 
 def _fields_at(tree: type[BaseModel], where: tuple[str, ...]) -> list[str]:
     for part in where:
+        if part.isdigit():  # one of a list
+            continue
         field = tree.model_fields.get(part)
         inner = field.annotation if field else None
+        inner = next(iter(get_args(inner)), None) if get_origin(inner) is list else inner
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         tree = inner

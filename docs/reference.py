@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -26,9 +26,9 @@ def settings_page(title: str, tree: type[BaseModel], prefix: str, intro: str) ->
     for path, field in _fields(tree):
         default = field.get_default(call_default_factory=True) if field.default is not PydanticUndefined else None
         shown = "required" if field.is_required() else _shown(default)
-        variable = prefix + "__".join(path).upper()
+        variable = f"`{prefix}{'__'.join(path).upper()}`" if not any("[]" in part for part in path) else "in the list"
         meaning = (field.description or "").replace("\n", " ")
-        lines.append(f"| `{'.'.join(path)}` | `{variable}` | {shown} | {meaning} |")
+        lines.append(f"| `{'.'.join(path)}` | {variable} | {shown} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -37,8 +37,11 @@ def _fields(tree: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from _fields(inner, (*above, name))
-        else:
-            yield (*above, name), field
+            continue
+        yield (*above, name), field
+        each = next(iter(get_args(inner)), None) if get_origin(inner) is list else None
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            yield from _fields(each, (*above, f"{name}[]"))
 
 
 def _shown(value: object) -> str:

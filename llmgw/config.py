@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agent.yaml_settings import ConfigError, load
+from llmgw.core import addresses
 
 ENV_PREFIX = "LLMGW_"
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 __all__ = ["ConfigError", "Settings", "current"]
 
 
@@ -78,7 +81,14 @@ class Gateway(Section):
     cors_origins: list[str] = []
     """Origins that browsers may call `/v1/` from; `*` for any. Empty: none."""
     media_urls: Literal["off", "any"] | list[str] = "off"
-    """Which addresses of images, audio, video and files engines may fetch: none, any, or those of the hosts listed."""
+    """Whether a request may name an image, sound, video or file for an engine to fetch: `off`, `any`, or a list of the
+    hosts it may name. Content sent along (data: URLs) always passes. Engines follow redirects: list hosts you trust."""
+    external_concurrency: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """How many requests each external model of the catalog is sent at once."""
+    external_private: bool = False
+    """Whether the providers of external models may be at private addresses or on this machine."""
+    external_ca_file: Path | None = None
+    """Certificates (PEM) of authorities that are trusted besides the system's, for providers and `endpoints`."""
     bands: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {"high": 0.0, "normal": 0.3, "low": 0.1}
     """Priority bands, highest first, each with the least part of admissions that it gets while higher ones wait."""
     default_band: str = "normal"
@@ -94,6 +104,16 @@ class Gateway(Section):
     assumed_output_tokens: Annotated[int, Field(ge=1)] = 1024
     """What is reserved of limits and budgets for an answer whose length the request does not bound."""
 
+    @field_validator("media_urls", mode="before")
+    @classmethod
+    def _off_any_or_hosts(cls, written: object) -> object:
+        if written is False or written == "off":  # YAML reads off as false
+            return "off"
+        hosts = written if isinstance(written, list) else []
+        if written != "any" and (not hosts or not all(isinstance(each, str) and _HOST.match(each) for each in hosts)):
+            raise ValueError("write off, any, or a list of hosts such as images.example.org")
+        return written
+
     @field_validator("bands")
     @classmethod
     def _leave_room(cls, bands: dict[str, float]) -> dict[str, float]:
@@ -106,6 +126,48 @@ class Gateway(Section):
         if self.default_band not in self.bands:
             raise ValueError(f"default_band {self.default_band!r} is none of the bands ({', '.join(self.bands)})")
         return self
+
+
+class Endpoint(Section):
+    """An engine that llmgw does not run: scraped, scheduled and retried like a replica, never placed."""
+
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """How records and metrics call it; left out: its host and port."""
+    url: str
+    """Where it listens, e.g. `http://10.0.0.5:8000`. Its API is under `/v1` there, its metrics at `/metrics`."""
+    models: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=256)]
+    """The names it serves models by. One that the catalog has too is served by both; any other is published."""
+    engine: Literal["vllm", "sglang", "llamacpp"] = "vllm"
+    """Whose metrics it shows."""
+    weight: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """How many requests it serves at once."""
+    key_file: Path | None = None
+    """File that holds the key it asks for, read for each request."""
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        try:
+            addresses.parse(url)
+        except addresses.AddressError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return url
+
+    @field_validator("models")
+    @classmethod
+    def _plain_names(cls, models: list[str]) -> list[str]:
+        for name in models:
+            if name != name.strip() or not name.isprintable():
+                raise ValueError(f"{name[:40]!r} cannot be a model's name")
+            if models.count(name) > 1:
+                raise ValueError(f"{name[:40]} stands there twice")
+        return models
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        address = addresses.parse(self.url)
+        return self.name or f"{address.host}:{address.port}"
 
 
 class Nodes(Section):
@@ -154,9 +216,20 @@ class Settings(Section):
     redis: Redis = Redis()
     listen: Listen = Listen()
     gateway: Gateway = Gateway()
+    endpoints: list[Endpoint] = []
+    """Engines that llmgw does not run. With these and `gateway.auth` off a gateway serves without any store."""
     nodes: Nodes = Nodes()
     usage: Usage = Usage()
     logging: Logging = Logging()
+
+    @field_validator("endpoints")
+    @classmethod
+    def _told_apart(cls, endpoints: list[Endpoint]) -> list[Endpoint]:
+        labels = [endpoint.label for endpoint in endpoints]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two endpoints are called {label}; give each a name of its own")
+        return endpoints
 
     @field_validator("data_dir")
     @classmethod

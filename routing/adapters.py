@@ -34,6 +34,8 @@ SAID_CHARACTERS = 300
 class NotLoaded(UpstreamError):
     """The engine cannot serve the adapter now, through no fault of the requests that its replica serves."""
 
+    counts = False
+
 
 class NoRoom(Full):
     """Every adapter that the engine may hold is in use."""
@@ -41,6 +43,8 @@ class NoRoom(Full):
 
 class Lost(UpstreamError):
     """The engine no longer has an adapter that it had: it was started anew, or another gateway unloaded it."""
+
+    counts = False
 
 
 class Place(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from catalog.spec import PREFIX_AFFINITY
-from routing import affinity, ejection, lora, measures, openai, translated
+from routing import affinity, ejection, lora, measures, openai, outside, translated
 from routing.adapters import Lost, NoRoom, NotLoaded
 from routing.client import ClientLeft
 from routing.explain import Attempt, Considered
@@ -37,7 +37,7 @@ class Failed(UpstreamError):
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"it answered {status}{': ' + said if said else ''}")
-        self.status = status
+        self.status, self.soft = status, status not in (401, 403)
 
 
 async def serve(exchange: Exchange, served: Served) -> None:
@@ -55,7 +55,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
         over = len(tried) >= limits.attempts or now - exchange.started > limits.first_byte_timeout_s
         target = None if over and tried else _choose(exchange, served, candidates(served, tried, now))
         if target is None:
-            raise _refusal(served, failure) if failure is not None else nowhere(served, now)
+            raise _refusal(exchange, served, failure) if failure is not None else nowhere(served, now)
         if tried:
             measures.RETRIES.of(served.name).value += 1
         try:
@@ -116,7 +116,7 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
                 await _check_adapter(exchange, served, target)
             if translated.lacks(exchange, connection.status):
                 connection = await _ask_for_chat(exchange, served, target)
-            await _check_status(connection)
+            await _check_status(connection, target)
         if exchange.translated:
             assert exchange.translation is not None
             await translated.relay(exchange, connection, answer_headers(exchange, connection), exchange.translation)
@@ -125,8 +125,8 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
         if target.health is not ejection.WELL:
             target.health = ejection.WELL
     except UpstreamError as error:
-        if not isinstance(error, Full | NotLoaded | Lost):
-            _note_failure(exchange, target, soft=isinstance(error, Failed) and error.status not in (401, 403))
+        if error.counts:
+            _note_failure(exchange, target, soft=error.soft)
         raise
     finally:
         target.end()
@@ -199,7 +199,16 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
 
 
 def _head(exchange: Exchange, target: Target) -> bytes:
-    head = exchange.head
+    head, place = exchange.head, target.outside
+    if place is not None:
+        return place.head(
+            method=head.method,
+            path=CHAT.decode() if exchange.translated else exchange.path,
+            query=head.query,
+            passed=head.engine_part,
+            request_id=exchange.request_id,
+            length=len(exchange.body),
+        )
     return b"%b %b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
         head.method.encode(),
         CHAT if exchange.translated else head.raw_path,
@@ -211,8 +220,11 @@ def _head(exchange: Exchange, target: Target) -> bytes:
     )
 
 
-async def _check_status(connection: Connection) -> None:
+async def _check_status(connection: Connection, target: Target) -> None:
     status = connection.status
+    if target.outside is not None and not target.outside.own:
+        outside.check_status(status, connection.answer.retry_after, time.time())
+        return
     if status in (401, 403):
         # Not this replica's key: most likely another process has its port.
         raise Failed(status, "it does not know the key of this replica")
@@ -225,12 +237,17 @@ async def _check_status(connection: Connection) -> None:
         raise Failed(status, " ".join(openai.error_text(said).split())[:SHOWN_BYTES])
 
 
-def _refusal(served: Served, failure: UpstreamError) -> Refusal:
+def _refusal(exchange: Exchange, served: Served, failure: UpstreamError) -> Refusal:
     """What a client is told when the last endpoint failed before the first byte (GW-3)."""
+    told = outside.refusal(served.name, failure)
+    if told is not None:
+        return told
+    placed = exchange.target is not None and exchange.target.outside is None
+    mended = " and is being restarted" if placed else ""
     engine, again = f"The engine of model {served.name}", "Try again in a moment."
     match failure:
         case ConnectFailed():
-            return Refusal("engine_down", f"{engine} does not answer and is being restarted. {again}", retry_after_s=5)
+            return Refusal("engine_down", f"{engine} does not answer{mended}. {again}", retry_after_s=5)
         case Failed(status=503):
             return Refusal("engine_down", f"{engine} is not ready: {failure}. {again}", retry_after_s=5)
         case NotLoaded():

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from django.db import Error as StoreError
@@ -23,7 +24,7 @@ from routing.journal import Batch
 from routing.plane import Plane
 from routing.scrape import scrape_all
 from routing.store import LoadRow, Store, gateway_name
-from routing.table import Table, build, settle
+from routing.table import Contents, Table, build, settle
 from tenants.keys import Grant
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Loops:
     async def start(self) -> None:
         """Read the table once, so that the first request finds it, then start every loop."""
         settings = self.plane.settings
+        if self.plane.static:  # served before the store has said anything, and without it
+            self._adopt(Contents(-1, (), (), (), b""))
         await self._guard("table", self.reload())
         self._every(WATCH_S, "watch", self.watch)
         self._every(settings.gateway.scrape_s, "scrape", lambda: scrape_all(self.plane))
@@ -148,15 +151,20 @@ class Loops:
         changed = revision != plane.table.revision
         if changed:
             contents = await self._read(self.store.contents)
-            plane.table = build(contents, plane.table, plane.rules)
+            self._adopt(contents)
             self._grants = contents.grants
-            settle(plane.table, time.monotonic())
             plane.pools.keep(plane.table.targets, asyncio.get_running_loop().time())
             measures.RELOADS.of().value += 1
         plane.confirmed_at = asked_at
         if changed or asked_at - self._spent_at >= SPENT_S:
             self._spent_at = asked_at
             await self._count_spent()
+
+    def _adopt(self, contents: Contents) -> None:
+        plane = self.plane
+        contents = replace(contents, outside=plane.places(contents.models))
+        plane.table = build(contents, plane.table, plane.rules)
+        settle(plane.table, time.monotonic())
 
     async def _count_spent(self) -> None:
         grants, limiter = self._grants, self.plane.limiter
@@ -220,7 +228,7 @@ class Loops:
         now = time.monotonic()
         table = self.plane.table
         rows = [LoadRow(target.replica, target.in_flight, None, None, None) for target in table.leaving]
-        known = {target.replica: target for target in table.targets}
+        known = {target.replica: target for target in table.targets if target.outside is None}
         self._loads = {replica: kept for replica, kept in self._loads.items() if replica in known}
         for target in known.values():
             row = LoadRow(target.replica, target.in_flight, target.running, target.waiting, target.kv_used)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from catalog import spec
 from llmgw.config import Settings
-from routing import measures, media
+from routing import measures, media, outside
 from routing.adapters import Adapters
 from routing.admission import Band
 from routing.journal import Journal
@@ -42,9 +44,11 @@ class Plane:
         "limiter",
         "media",
         "pools",
+        "router",
         "rules",
         "settings",
         "share",
+        "static",
         "store_away",
         "table",
     )
@@ -72,6 +76,10 @@ class Plane:
         """Set when one of them has no replica, so that the store hears of it at once."""
         self.cors = frozenset(origin.encode() for origin in settings.gateway.cors_origins)
         self.media = media.policy(settings.gateway.media_urls)
+        self.static = _static(settings)
+        """Endpoints that an operator listed."""
+        self.router = bool(self.static) and not settings.gateway.auth
+        """Whether it serves with no store at all: nobody's key is looked at, and where to send is in the settings."""
         self._mark = secrets.token_hex(8)
         self._number = 0
 
@@ -87,8 +95,20 @@ class Plane:
         if cold:
             self.cold.set()
 
+    def places(self, models: Iterable[spec.Model]) -> tuple[outside.Outside, ...]:
+        """The endpoints that llmgw does not run: those of the settings, and the catalog's external models."""
+        limits = self.settings.gateway
+        return self.static + outside.external(
+            models,
+            weight=limits.external_concurrency,
+            private=limits.external_private,
+            ca_file=_text(limits.external_ca_file),
+        )
+
     def check_fresh(self, now: float) -> None:
         """Refuse (503) when there is no table yet, or none that may still be served from (GW-21)."""
+        if self.router:
+            return
         if self.confirmed_at is None:
             raise Refusal(
                 "store_unreachable",
@@ -105,7 +125,7 @@ class Plane:
     def ready(self, now: float) -> bool:
         """Whether a request has somewhere to go (GW-5)."""
         fresh = self.confirmed_at is not None and now - self.confirmed_at <= self.settings.gateway.stale_for_s
-        return fresh and bool(self.table.targets)
+        return (fresh or self.router) and bool(self.table.targets)
 
     def publish(self) -> None:
         """Make this process's figures the ones that a scrape shows."""
@@ -147,3 +167,23 @@ class Plane:
             value = getattr(target, name)
             if value is not None:
                 yield (target.model, target.replica), float(value)
+
+
+def _static(settings: Settings) -> tuple[outside.Outside, ...]:
+    return tuple(
+        place
+        for each in settings.endpoints
+        for place in outside.static(
+            name=each.label,
+            url=each.url,
+            models=each.models,
+            engine=each.engine,
+            weight=each.weight,
+            key_file=_text(each.key_file),
+            ca_file=_text(settings.gateway.external_ca_file),
+        )
+    )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

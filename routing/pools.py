@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Hashable
 
+from routing.dialing import Line
 from routing.heads import Known
 from routing.table import Target
-from routing.upstream import Answer, Broken, ConnectFailed, Connection, Full
+from routing.upstream import Answer, Broken, ConnectFailed, Connection, Full, UpstreamError
 
 IDLE_S = 4.0
 """Engines close kept-alive connections after 5 s or more; ours go first."""
@@ -19,10 +21,11 @@ MAX_CONNECTIONS = 2048
 class Pool:
     """Connections to one endpoint, the most recently used first."""
 
-    __slots__ = ("_all", "_idle", "_loop", "_opening", "host", "known", "port")
+    __slots__ = ("_all", "_idle", "_line", "_loop", "_opening", "host", "known", "port")
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, host: str, port: int, line: Line | None = None) -> None:
+        """`line`: the way there, when it is an endpoint outside."""
+        self.host, self.port, self._line = host, port, line
         self._loop = asyncio.get_running_loop()
         self._idle: deque[Connection] = deque()
         self._all: set[Connection] = set()
@@ -52,9 +55,13 @@ class Pool:
 
     async def _connect(self, connection: Connection) -> None:
         try:
-            await self._loop.create_connection(lambda: connection, self.host, self.port)
-        except OSError as error:
-            connection.fail(ConnectFailed(error.strerror or str(error)))
+            if self._line is None:
+                await self._loop.create_connection(lambda: connection, self.host, self.port)
+            else:
+                await self._line.connect(connection)
+        except (OSError, UpstreamError) as error:
+            failure = error if isinstance(error, UpstreamError) else ConnectFailed(error.strerror or str(error))
+            connection.fail(failure)
             self.closed(connection)
 
     def put(self, connection: Connection) -> None:
@@ -94,12 +101,13 @@ class Pools:
     """The pool of each endpoint; those of endpoints that are gone are dropped."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[str, str, int], Pool] = {}
+        self._pools: dict[Hashable, Pool] = {}
 
     def of(self, target: Target) -> Pool:
         pool = self._pools.get(target.address)
         if pool is None:
-            pool = self._pools[target.address] = Pool(target.host, target.port)
+            line = target.outside.line() if target.outside is not None else None
+            pool = self._pools[target.address] = Pool(target.host, target.port, line)
         return pool
 
     def prune(self, now: float) -> None:

@@ -10,7 +10,7 @@ from routing import mappings, measures
 from routing.plane import Plane
 from routing.pools import Pool
 from routing.table import Target
-from routing.upstream import Connection, UpstreamError
+from routing.upstream import Broken, Connection, Silent, UpstreamError
 
 AT_ONCE = 32
 TIMEOUT_S = 3.0
@@ -22,21 +22,21 @@ class Unreadable(Exception):
 
 async def scrape_all(plane: Plane) -> None:
     """One round over every endpoint. What cannot be read becomes unknown, never zero."""
-    room = asyncio.Semaphore(AT_ONCE)
+    targets = plane.table.targets
+    left = iter(targets)
 
-    async def one(target: Target) -> None:
-        async with room:
+    async def some() -> None:
+        for target in left:
             await _scrape(plane.pools.of(target), target)
 
-    await asyncio.gather(*(one(target) for target in plane.table.targets))
+    await asyncio.gather(*(some() for _ in range(min(AT_ONCE, len(targets)))))
 
 
 async def _scrape(pool: Pool, target: Target) -> None:
     target.scraping()
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            text = await _get(pool, target, b"/metrics")
-    except (TimeoutError, UpstreamError, Unreadable):
+        text = await _get(pool, target, b"/metrics")
+    except (UpstreamError, Unreadable):
         measures.SCRAPE_FAILURES.of(target.replica).value += 1
         target.scraped(mappings.UNKNOWN, None)
         return
@@ -46,19 +46,17 @@ async def _scrape(pool: Pool, target: Target) -> None:
 async def _get(pool: Pool, target: Target, path: bytes) -> str:
     connection = pool.idle()
     if connection is not None:
-        with contextlib.suppress(UpstreamError):  # the engine had closed it: once more on a fresh one
+        with contextlib.suppress(Broken):  # the engine had closed it: once more on a fresh one
             return await _ask(connection, target, path)
-    connection = pool.open()
-    try:
-        await connection.connected()
-    except BaseException:
-        connection.release()
-        raise
-    return await _ask(connection, target, path)
+    return await _ask(pool.open(), target, path)
 
 
 async def _ask(connection: Connection, target: Target, path: bytes) -> str:
+    # A timer that fails the connection costs a tenth of asyncio.timeout, and there may be hundreds a second.
+    silent = Silent(f"nothing for {TIMEOUT_S:g} s")
+    timer = asyncio.get_running_loop().call_later(TIMEOUT_S, connection.fail, silent)
     try:
+        await connection.connected()
         connection.send(b"GET " + path + target.request_head + b"accept: text/plain\r\n\r\n", b"")
         await connection.head()
         if connection.status != 200:
@@ -71,4 +69,5 @@ async def _ask(connection: Connection, target: Target, path: bytes) -> str:
                 raise Unreadable(f"it is longer than {mappings.MAX_BYTES:,} bytes")
         return b"".join(parts).decode("utf-8", "replace")
     finally:
+        timer.cancel()
         connection.release()

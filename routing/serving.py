@@ -25,8 +25,8 @@ from tenants import money
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-MOVES_ON = frozenset({"no_endpoint", "model_loading", "engine_down", "engine_busy", "engine_failed"})
-"""Refusals after which a fallback is tried."""
+MOVES_ON = frozenset({"no_endpoint", "model_loading", "engine_down", "engine_busy", "engine_failed", "rate_limited"})
+"""Refusals after which a fallback is tried. `rate_limited` is a provider's here: the key's own limits come before."""
 LOOK_S = 1.0
 """How often a waiting request looks around, and says how it stands when it was asked to."""
 BUSY_RETRY_S = 2.0

@@ -19,6 +19,7 @@ from nodes.state import Endpoint
 from routing import ejection, lora, mappings
 from routing.admission import Admission, Band
 from routing.openai import Refusal
+from routing.outside import Outside, joined
 from routing.scheduling import Chooser
 from tenants.keys import Grant
 from tenants.money import Price
@@ -51,6 +52,8 @@ class Contents:
     failing: tuple[Failing, ...] = ()
     prices: tuple[Price, ...] = ()
     """Sorted by when they begin."""
+    outside: tuple[Outside, ...] = ()
+    """Endpoints that llmgw does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Standing:
 
 
 class Target:
-    """A place to send requests to: a ready replica's leader, with what is known of its load and health."""
+    """A place to send requests to: a ready replica's leader or one outside, with what is known of load and health."""
 
     __slots__ = (
         "_in_flight_asked",
@@ -89,6 +92,7 @@ class Target:
         "lacks",
         "model",
         "node",
+        "outside",
         "port",
         "replica",
         "request_head",
@@ -98,11 +102,12 @@ class Target:
         "weight",
     )
 
-    def __init__(self, endpoint: Endpoint, key: str) -> None:
+    def __init__(self, endpoint: Endpoint, key: str, outside: Outside | None = None) -> None:
         assert endpoint.port is not None, "only usable endpoints become targets"
+        self.outside = outside
         self.replica, self.node, self.model = endpoint.replica, endpoint.node, endpoint.model
         self.engine, self.host, self.port = endpoint.engine, endpoint.host, endpoint.port
-        self.known_as = ""
+        self.known_as = "" if outside is None else outside.name_there
         """What it calls the model; empty where that is the catalog's name."""
         self.attached = lora.attach(
             endpoint.engine,
@@ -130,8 +135,8 @@ class Target:
         )
 
     @property
-    def address(self) -> tuple[str, str, int]:
-        return self.replica, self.host, self.port
+    def address(self) -> tuple[str | Outside, str, int]:
+        return self.outside or self.replica, self.host, self.port
 
     def begin(self) -> None:
         """A request is sent now."""
@@ -234,14 +239,20 @@ def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
                 leaving.append(target)
         elif not endpoint.draining and not endpoint.lost:
             states.setdefault(endpoint.model, []).append(endpoint.state)
+    places = joined(contents.outside, contents.models)
+    for place in places:
+        target = known.get((place, place.address.host, place.address.port)) or Target(place.endpoint(), "", place)
+        targets.setdefault(place.model, []).append(target)
+        every.append(target)
+    models = (*contents.models, *_unlisted(places, contents.models))
     failing = {each.model: each for each in sorted(contents.failing, key=lambda each: -each.next_try_at)}
     prices: dict[str, list[Price]] = {}
     for price in contents.prices:
         prices.setdefault(price.model, []).append(price)
-    canonical = _canonical(contents.models)
-    standings = {model.name: _standing(model, previous, rules) for model in contents.models}
+    canonical = _canonical(models)
+    standings = {model.name: _standing(model, previous, rules) for model in models}
     names: dict[str, Served] = {}
-    for model in contents.models:
+    for model in models:
         served = Served(
             name=model.name,
             name_json=msgspec.json.encode(model.name),
@@ -269,6 +280,12 @@ def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
         targets=tuple(every),
         leaving=tuple(leaving),
     )
+
+
+def _unlisted(places: Iterable[Outside], models: Iterable[spec.Model]) -> list[spec.Model]:
+    """Models that endpoints outside serve and the catalog does not have."""
+    held = {name for model in models for name in model.names()}
+    return [spec.Model(name=name) for name in dict.fromkeys(place.model for place in places) if name not in held]
 
 
 def _canonical(models: Iterable[spec.Model]) -> dict[str, str]:

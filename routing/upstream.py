@@ -32,7 +32,11 @@ _KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition",
 
 
 class UpstreamError(Exception):
-    """The engine did not do its part."""
+    """The engine did not do its part. `counts`: whether it says something of the endpoint's health; `soft`: whether the
+    endpoint answered all the same, so that it is better than none."""
+
+    counts = True
+    soft = False
 
 
 class ConnectFailed(UpstreamError):
@@ -49,6 +53,8 @@ class Silent(UpstreamError):
 
 class Full(UpstreamError):
     """Every connection that an endpoint may have is in use."""
+
+    counts = False
 
 
 class Answer:

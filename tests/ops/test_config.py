@@ -47,6 +47,21 @@ def test_a_public_url_is_what_people_are_shown(tmp_path: Path) -> None:
         ("listen: [\n", ("not YAML",)),
         ("- a\n", ("must be a mapping",)),
         ("logging: {format: xml}\n", ("logging.format",)),
+        ("endpoints: [{url: 'http://e', models: [a], wieght: 4}]\n", ("endpoints.0.wieght", "Did you mean weight?")),
+        ("endpoints: [{models: [a]}]\n", ("line 1", "endpoints.0.url")),
+        ("endpoints:\n- {url: 'ftp://e', models: [a]}\n", ("endpoints.0.url is wrong", "such as https://")),
+        ("endpoints: [{url: 'http://me:secret@e', models: [a]}]\n", ("endpoints.0.url is wrong", "password")),
+        ("endpoints: [{url: 'http://e', models: []}]\n", ("endpoints.0.models",)),
+        ("endpoints: [{url: 'http://e', models: [' a']}]\n", ("endpoints.0.models", "' a' cannot be")),
+        ("endpoints: [{url: 'http://e', models: [a, a]}]\n", ("endpoints.0.models", "a stands there twice")),
+        ("endpoints: [{url: 'http://e', models: [a], engine: tgi}]\n", ("endpoints.0.engine",)),
+        (
+            "endpoints: [{url: 'http://e', models: [a]}, {url: 'http://e/x', models: [b]}]\n",
+            ("two endpoints are called e:80", "name of its own"),
+        ),
+        ("gateway: {media_urls: on}\n", ("gateway.media_urls is wrong: write off, any, or a list of hosts",)),
+        ("gateway: {media_urls: ['https://x']}\n", ("gateway.media_urls is wrong",)),
+        ("gateway: {media_urls: []}\n", ("gateway.media_urls is wrong",)),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
@@ -55,6 +70,22 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, words: tupl
     for word in words:
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_secret_in_a_refused_address_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(tmp_path, "endpoints: [{url: 'http://me:pw0rd@e', models: [a]}]\n")
+    assert "pw0rd" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [("off", "off"), ("any", "any"), ("[a.example, B.example]", ["a.example", "B.example"])],
+)
+def test_media_may_be_named_as_it_is_written(tmp_path: Path, written: str, means: object) -> None:
+    found = settings(tmp_path, f"gateway: {{media_urls: {written}}}\nendpoints: [{{url: 'http://e', models: [a]}}]\n")
+    assert found.gateway.media_urls == means
+    assert found.endpoints[0].label == "e:80"
 
 
 def test_an_unknown_setting_in_a_known_section_of_the_environment_is_refused(tmp_path: Path) -> None:

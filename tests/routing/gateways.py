@@ -16,6 +16,7 @@ import uvicorn
 from django.db import OperationalError
 
 from catalog import spec
+from llmgw.config import Endpoint as EndpointSettings
 from llmgw.config import Gateway as GatewaySettings
 from llmgw.config import Settings, Usage
 from nodes.engine_keys import engine_key
@@ -218,12 +219,14 @@ async def running(
     *,
     roles: frozenset[str] = frozenset({"gateway"}),
     http_protocol: str = EDGES[0],
+    endpoints: Sequence[dict[str, Any]] = (),
     **changes: Any,
 ) -> AsyncIterator[Running]:
     settings = Settings(
         data_dir=data_dir,
         usage=Usage(flush_s=0.05),
         gateway=GatewaySettings(**{"poll_s": 0.05, "scrape_s": 0.2, **changes}),
+        endpoints=[EndpointSettings(**each) for each in endpoints],
     )
     store = MemoryStore(store) if isinstance(store, Contents) else store
     gateway = Gateway(settings=settings, store=store, roles=roles)
