@@ -308,6 +308,8 @@ class Usage(models.Model):
             models.Index(fields=["project", "at"]),
             models.Index(fields=["key", "at"]),
             models.Index(fields=["model", "at"]),
+            models.Index(fields=["at"], condition=Q(status__gte=400), name="usage_failed"),
+            models.Index(fields=["project", "at"], condition=Q(status__gte=400), name="usage_failed_of_project"),
         ]
 
     def __str__(self) -> str:
