@@ -40,6 +40,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
     chain = _chain(exchange, served) if served.fallbacks else (served,)
     if exchange.account is not None:
         await _reserve(exchange, chain)
+        served = _now_served(exchange, served)
     if len(chain) == 1:
         await _serve_one(exchange, served, limits.queue_wait_s, waits_to_load=True)
         return
@@ -48,10 +49,11 @@ async def serve(exchange: Exchange, served: Served) -> None:
         last = index == len(chain) - 1
         wait_s = limits.queue_wait_s if last else limits.fallback_after_s
         try:
-            await _serve_one(exchange, each, wait_s, waits_to_load=False)
+            await _serve_one(exchange, _now_served(exchange, each), wait_s, waits_to_load=False)
             return
         except Refusal as refusal:
-            if exchange.answering or refusal.code not in MOVES_ON:
+            gone = index > 0 and refusal.code == "model_unknown"
+            if exchange.answering or not (gone or refusal.code in MOVES_ON):
                 raise
             first = first or refusal
             exchange.skipped.append(Skipped(each.name, refusal.code))
@@ -60,7 +62,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
     if first.code != "model_loading":
         exchange.served = served
         raise first
-    await _serve_one(exchange, served, limits.queue_wait_s, waits_to_load=True)
+    await _serve_one(exchange, _now_served(exchange, served), limits.queue_wait_s, waits_to_load=True)
 
 
 def _chain(exchange: Exchange, served: Served) -> tuple[Served, ...]:
@@ -121,7 +123,7 @@ async def _serve_one(exchange: Exchange, served: Served, wait_s: float, *, waits
         raise nowhere(served, now) if not served.targets else _busy(served, admission.waiting) from None
     try:
         if not ticket.admitted:
-            served = await _wait(exchange, served, ticket, wait_s)
+            served = await _wait(exchange, served, ticket, wait_s, waits_to_load=waits_to_load)
         await attempts.serve(exchange, served)
     finally:
         admission.end(ticket, time.monotonic())
@@ -132,7 +134,7 @@ def _busy(served: Served, waiting: int) -> Refusal:
     return Refusal("engine_busy", text, retry_after_s=BUSY_RETRY_S)
 
 
-async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: float) -> Served:
+async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: float, *, waits_to_load: bool) -> Served:
     """Until the ticket is admitted; the model as it is served then. Raises Refusal when its time is up, or when the
     replica that was waited for will not come."""
     plane, news = exchange.plane, exchange.news
@@ -151,7 +153,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
                 return served
             loading = not served.targets
             exchange.loaded = exchange.loaded or loading
-            if loading and not coming(served):
+            if loading and not (waits_to_load and coming(served)):
                 raise nowhere(served, now)
             limit_s = plane.settings.gateway.on_demand_wait_s if loading else wait_s
             if now - began >= limit_s:
@@ -166,6 +168,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
 
 
 def _now_served(exchange: Exchange, served: Served) -> Served:
+    """After a wait, in which the table may have been replaced. Raises Refusal when the model is no more."""
     found = exchange.plane.table.names.get(served.adapter or served.name)
     if found is None or found.standing is not served.standing:
         raise Refusal(
