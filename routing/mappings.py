@@ -69,6 +69,8 @@ def read(text: str, mapping: Mapping) -> Load:
 
 
 _RANK = re.compile(r'(?:tp|pp)_rank="[^"]*",?')
+_REST = re.compile(r"(?:\{(.*)\})?[ \t]+(\S+)")
+"""What follows a sample's name in its line."""
 
 
 def _total(text: str, names: Names) -> float | None:
@@ -77,17 +79,33 @@ def _total(text: str, names: Names) -> float | None:
 
 
 def _samples(text: str, names: Names) -> list[float]:
-    """One value per label set, not counting the rank inside a tensor or pipeline group."""
+    """One value per label set, not counting the rank inside a tensor or pipeline group.
+
+    Looks for the name instead of at every line, and no further than the samples of one name, which the format keeps
+    together: vLLM's page has 60 kB, and hundreds of engines are read each second.
+    """
     for name in names:
         found: dict[str, float] = {}
-        for labels, value in re.findall(rf"^{re.escape(name)}(?:\{{(.*)\}})?[ \t]+(\S+)", text, re.MULTILINE):
-            try:
-                number = float(value)
-            except ValueError:
-                continue
-            if math.isfinite(number) and number >= 0:
-                key = _RANK.sub("", labels).rstrip(",")
-                found[key] = max(number, found.get(key, 0.0))
+        at = text.find(name)
+        while at >= 0:
+            end = at + len(name)
+            sample = _REST.match(text, end) if at == 0 or text[at - 1] == "\n" else None
+            if sample is not None:
+                _note(found, sample)
+                if found and not text.startswith(name, text.find("\n", end) + 1):
+                    break
+            at = text.find(name, end)
         if found:
             return list(found.values())
     return []
+
+
+def _note(found: dict[str, float], sample: re.Match[str]) -> None:
+    labels, value = sample.groups("")
+    try:
+        number = float(value)
+    except ValueError:
+        return
+    if math.isfinite(number) and number >= 0:
+        key = _RANK.sub("", labels).rstrip(",")
+        found[key] = max(number, found.get(key, 0.0))

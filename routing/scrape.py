@@ -57,6 +57,7 @@ async def _ask(connection: Connection, target: Target, path: bytes) -> str:
     timer = asyncio.get_running_loop().call_later(TIMEOUT_S, connection.fail, silent)
     try:
         await connection.connected()
+        connection.fed = True  # its head is no answer's: not to be remembered in their place
         connection.send(b"GET " + path + target.request_head + b"accept: text/plain\r\n\r\n", b"")
         await connection.head()
         if connection.status != 200:
