@@ -18,7 +18,7 @@ from django.db import OperationalError
 from catalog import spec
 from llmgw.config import Endpoint as EndpointSettings
 from llmgw.config import Gateway as GatewaySettings
-from llmgw.config import Settings, Usage
+from llmgw.config import Redis, Settings, Usage
 from nodes.engine_keys import engine_key
 from nodes.state import Endpoint
 from routing.asgi import Gateway
@@ -220,6 +220,7 @@ async def running(
     roles: frozenset[str] = frozenset({"gateway"}),
     http_protocol: str = EDGES[0],
     endpoints: Sequence[dict[str, Any]] = (),
+    redis_url: str | None = None,
     **changes: Any,
 ) -> AsyncIterator[Running]:
     settings = Settings(
@@ -227,6 +228,7 @@ async def running(
         usage=Usage(flush_s=0.05),
         gateway=GatewaySettings(**{"poll_s": 0.05, "scrape_s": 0.2, **changes}),
         endpoints=[EndpointSettings(**each) for each in endpoints],
+        redis=Redis(url=redis_url),
     )
     store = MemoryStore(store) if isinstance(store, Contents) else store
     gateway = Gateway(settings=settings, store=store, roles=roles)
