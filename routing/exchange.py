@@ -15,26 +15,24 @@ from urllib.parse import parse_qs
 import msgspec
 
 from llmgw.core import logs
-from routing import accounting, answers, bodies, measures, media, openai, serving, translate
+from routing import accounting, answers, bodies, forms, measures, media, openai, serving, settling, translate
+from routing.accounting import Tokens
 from routing.client import Client, ClientLeft, Headers
 from routing.edge import DirectClient
-from routing.explain import Attempt, Considered, Explained, Skipped
+from routing.explain import Attempt, Considered, Skipped
 from routing.heads import Head
-from routing.journal import Record
 from routing.limits import Account, Hold
 from routing.openai import Peek, Refusal
 from routing.plane import Plane
 from routing.run import Run, Signal
 from routing.table import Served, Target
 from routing.upstream import Connection, Silent, UpstreamError
-from tenants import money
 from tenants.keys import PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)
 
 BODY_SILENCE_S = 30.0
 PROGRESS_S = 1.0
-ATTEMPTS_SHOWN = 10
 DECODE_APART_BYTES = 128 * 1024
 """Compressed bodies beyond this are undone in a thread."""
 
@@ -228,9 +226,9 @@ class Exchange:
         else:
             content_type = self.head.content_type
             if content_type[:10].lower() == b"multipart/":
-                self.form = openai.form_boundary(content_type)
+                self.form = forms.boundary(content_type)
             body = self.raw_body
-            peek = self.peek = openai.peek(body) if self.form is None else openai.peek_form(body, self.form)
+            peek = self.peek = openai.peek(body) if self.form is None else forms.peek(body, self.form)
             name = peek.model
             if peek.stream:
                 self.add_usage = self.form is None and openai.usage_to_add(self.path, peek, body)
@@ -346,100 +344,17 @@ class Exchange:
         else:
             await self.refuse(openai.stopping())
 
-    def _unanswered(self) -> accounting.Tokens | None:
+    def _unanswered(self) -> Tokens | None:
         """An engine has worked on the prompt, if one got it, and nobody will say how much."""
         if self.target is None:
             return None
         return accounting.completed(None, prompt_bytes=len(self.body), events=0, answer_bytes=0, streamed=True)
 
-    def record(self, status: int, code: str, tokens: accounting.Tokens | None, *, streamed: bool = False) -> None:
-        """(8) One record and the counts, once; called before the last byte of an answer is sent."""
-        if self.recorded:
-            return
-        self.recorded = True
-        now = time.monotonic()
-        model = self.served.name if self.served is not None else ""
-        route = self.path if self.path in openai.KNOWN_ROUTES else "other"
-        total = now - self.started
-        tokens = tokens or accounting.UNKNOWN
-        first = self.first_byte_at
-        meters = measures.of_model(model)
-        meters.finished(route, status, total)
-        meters.used(tokens, None if first is None or not streamed else first - self.started, total)
-        grant, target = self.grant, self.target
-        if grant is None:
-            return
-        wall = time.time()
-        cost = self._cost(tokens, wall)
-        self.plane.journal.append(
-            Record(
-                request_id=self.request_id,
-                at=wall,
-                project=grant.project_id,
-                key=grant.key_id,
-                user=grant.user_id,
-                route=self.path[:60] if route == "other" and self.path.isprintable() else route,
-                model=model,
-                replica=target.replica if target is not None else "",
-                node=target.node if target is not None else "",
-                status=status,
-                error_code=code,
-                streamed=streamed,
-                prompt_tokens=tokens.prompt,
-                cached_tokens=tokens.cached,
-                completion_tokens=tokens.completion,
-                reasoning_tokens=tokens.reasoning,
-                estimated=tokens.estimated,
-                queue_ms=self.queue_ms,
-                first_token_ms=None if first is None else round((first - self.started) * 1e3, 3),
-                total_ms=round(total * 1e3, 3),
-                adapter=self.served.adapter if self.served is not None else "",
-                cost=cost,
-                band=self.band,
-                explained=self._explained(),
-            )
-        )
-        hold = self.hold
-        if hold is not None:
-            if target is None:
-                hold.release(now)
-            else:
-                hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
-
-    def _cost(self, tokens: accounting.Tokens, wall: float) -> int | None:
-        """None without a price, or without any count to price."""
-        served = self.served
-        if served is None or not served.prices or tokens.prompt is tokens.completion is None:
-            return None
-        price = served.price(wall)
-        if price is None:
-            return None
-        return money.cost(
-            price, prompt=tokens.prompt or 0, cached=tokens.cached or 0, completion=tokens.completion or 0
-        )
-
-    def _explained(self) -> Explained | None:
-        """Nothing where nothing was decided: its own name, one endpoint, no wait, no failure."""
-        served = self.served
-        if served is None:
-            return None
-        asked = self.name if self.name != served.allowed_as else ""
-        if not (asked or self.considered or self.failures or self.skipped or self.position):
-            return None
-        attempts_made = self.failures[:ATTEMPTS_SHOWN]
-        return Explained(
-            asked=asked[:200],
-            band=self.band,
-            routing_profile=served.standing.chooser.profile,
-            queued=self.position > 0,
-            position=self.position,
-            loading=self.loaded,
-            reserved_tokens=self.reserved_tokens,
-            affinity=self.affinity,
-            considered=self.considered,
-            attempts=tuple(attempts_made),
-            skipped=tuple(self.skipped[:ATTEMPTS_SHOWN]),
-        )
+    def record(self, status: int, code: str, tokens: Tokens | None, *, streamed: bool = False) -> None:
+        """(8) Once; called before the last byte of an answer is sent."""
+        if not self.recorded:
+            self.recorded = True
+            settling.settle(self, status, code, tokens or accounting.UNKNOWN, streamed)
 
     def say(self, level: int, text: str, *, trace: bool = False) -> None:
         token = logs.context.set({"request": self.request_id})

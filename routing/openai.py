@@ -304,7 +304,7 @@ def _careful_spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Sp
         name = _STRING.decode(b'"' + key + b'"') if b"\\" in key else key.decode()
         value, start = bytes(members[name]), found.end()
         if name in spans or not body.startswith(value, start):
-            raise _twice(name)
+            raise twice(name)
         at = start + len(value)
         spans[name] = (start, at)
         after = body[at]
@@ -312,13 +312,13 @@ def _careful_spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Sp
             at = _SPACE.match(body, at).end()  # type: ignore[union-attr]
             after = body[at]
         if after not in b",}":
-            raise _twice(name)
+            raise twice(name)
         at += 1
         more = after == 44  # a comma
     return spans
 
 
-def _twice(name: str) -> Refusal:
+def twice(name: str) -> Refusal:
     shown = name[:60]
     return Refusal("body_invalid", f"`{shown}` stands twice in the body; send each field once.", param=shown)
 
@@ -360,44 +360,6 @@ def usage_to_add(path: str, seen: Peek, body: bytes) -> bool:
         return True
     options = _ANY.decode(body[slice(*seen.options_span)])
     return options is None or isinstance(options, dict)  # anything else is for the engine to refuse
-
-
-# --- form bodies (audio) ---------------------------------------------------------------------------------------------
-_BOUNDARY = re.compile(rb'multipart/form-data\s*;.*?boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
-_NAME = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?([^";\r\n]+)"?', re.IGNORECASE)
-FORM_PARTS = 64
-
-
-def form_boundary(content_type: bytes) -> bytes | None:
-    found = _BOUNDARY.match(content_type.strip())
-    return (found[1] or found[2]) if found else None
-
-
-def peek_form(body: bytes, boundary: bytes) -> Peek:
-    """The model that a multipart form names, and where. Raises Refusal (400)."""
-    mark = b"--" + boundary
-    at = body.find(mark)
-    found: Span | None = None
-    stream = False
-    for _ in range(FORM_PARTS):
-        if at < 0:
-            break
-        head_end = body.find(b"\r\n\r\n", at)
-        end = body.find(b"\r\n" + mark, at + len(mark))
-        if head_end < 0 or end < head_end + 4:
-            break
-        name = _NAME.search(body, at, head_end)
-        if name and name[1] == b"model":
-            if found:
-                raise _twice("model")
-            found = (head_end + 4, end)
-        elif name and name[1] == b"stream":
-            stream = body[head_end + 4 : end].strip().lower() == b"true"
-        at = end + 2
-    model = body[slice(*found)].decode("utf-8", "replace").strip() if found else ""
-    if not found or not model:
-        raise Refusal("body_invalid", "The form has no field `model`; GET /v1/models lists the names.", param="model")
-    return Peek(model, found, stream, None, asks_usage=True, max_tokens=None, insert_at=0)
 
 
 # --- the list of models ----------------------------------------------------------------------------------------------

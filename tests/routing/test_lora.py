@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from routing import lora
+from routing import forms, lora
 from routing.lora import COOL_S, COOLEST_S, Adapter, Attached, Cooling, Holdings, Room, Use, adapter, attach
-from routing.openai import Refusal, peek, peek_form
+from routing.openai import Refusal, peek
 
 CHAT = "/v1/chat/completions"
 RED, BLUE = adapter("red", "/a/red"), adapter("blue", "/a/blue")
@@ -79,7 +79,7 @@ def test_a_form_gets_the_name_unquoted() -> None:
     form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b--\r\n'
     body = form % b"red"
     place = attached("vllm", limit=1)
-    found = place.fitted(body, peek_form(body, b"b"), RED, add_usage=False)
+    found = place.fitted(body, forms.peek(body, b"b"), RED, add_usage=False)
     assert found == form % RED.engine_name.encode()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing import openai
+from routing import forms, openai
 from routing.openai import Refusal, peek, rewrite, usage_to_add
 
 CHAT = "/v1/chat/completions"
@@ -155,7 +155,7 @@ def form(*fields: tuple[str, str]) -> bytes:
 
 def test_a_form_names_its_model_and_gets_another_in_its_place() -> None:
     body = form(("file", "RIFF\r\n\r\nmodel"), ("model", "alias"), ("stream", "True"))
-    seen = openai.peek_form(body, BOUNDARY)
+    seen = forms.peek(body, BOUNDARY)
     assert (seen.model, seen.stream) == ("alias", True)
     assert rewrite(body, seen, model=b"canonical", add_usage=False) == form(
         ("file", "RIFF\r\n\r\nmodel"), ("model", "canonical"), ("stream", "True")
@@ -168,13 +168,13 @@ def test_a_form_names_its_model_and_gets_another_in_its_place() -> None:
 )
 def test_a_form_without_one_model_is_refused(body: bytes) -> None:
     with pytest.raises(Refusal, match="model"):
-        openai.peek_form(body, BOUNDARY)
+        forms.peek(body, BOUNDARY)
 
 
 def test_a_form_is_read_no_further_than_its_first_parts() -> None:
     many = form(*[("a", "1")] * openai.FORM_PARTS, ("model", "m"))
     with pytest.raises(Refusal):
-        openai.peek_form(many, BOUNDARY)
+        forms.peek(many, BOUNDARY)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_form_is_read_no_further_than_its_first_parts() -> None:
     ],
 )
 def test_the_boundary_is_read_from_the_content_type(header: bytes, boundary: bytes | None) -> None:
-    assert openai.form_boundary(header) == boundary
+    assert forms.boundary(header) == boundary
 
 
 @pytest.mark.parametrize("code", sorted(openai.ERRORS))

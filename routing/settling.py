@@ -1,0 +1,106 @@
+"""(8) The end of a request: one record in the journal, the counts, and what was reserved given back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from routing import measures, openai
+from routing.accounting import Tokens
+from routing.explain import Explained
+from routing.journal import Record
+from tenants import money
+
+if TYPE_CHECKING:
+    from routing.exchange import Exchange
+
+SHOWN = 10
+"""Attempts, and models passed over, in an explanation."""
+LONGEST_NAME = 200
+LONGEST_ROUTE = 60
+
+
+def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed: bool) -> None:
+    """Called once a request, before the last byte of its answer is sent. Without a key nothing is recorded."""
+    now = time.monotonic()
+    served, target, grant = exchange.served, exchange.target, exchange.grant
+    model = served.name if served is not None else ""
+    path, started, first = exchange.path, exchange.started, exchange.first_byte_at
+    route = path if path in openai.KNOWN_ROUTES else "other"
+    total = now - started
+    meters = measures.of_model(model)
+    meters.finished(route, status, total)
+    meters.used(tokens, None if first is None or not streamed else first - started, total)
+    if grant is None:
+        return
+    wall = time.time()
+    cost = _cost(exchange, tokens, wall)
+    exchange.plane.journal.append(
+        Record(
+            request_id=exchange.request_id,
+            at=wall,
+            project=grant.project_id,
+            key=grant.key_id,
+            user=grant.user_id,
+            route=path[:LONGEST_ROUTE] if route == "other" and path.isprintable() else route,
+            model=model,
+            replica=target.replica if target is not None else "",
+            node=target.node if target is not None else "",
+            status=status,
+            error_code=code,
+            streamed=streamed,
+            prompt_tokens=tokens.prompt,
+            cached_tokens=tokens.cached,
+            completion_tokens=tokens.completion,
+            reasoning_tokens=tokens.reasoning,
+            estimated=tokens.estimated,
+            queue_ms=exchange.queue_ms,
+            first_token_ms=None if first is None else round((first - started) * 1e3, 3),
+            total_ms=round(total * 1e3, 3),
+            adapter=served.adapter if served is not None else "",
+            cost=cost,
+            band=exchange.band,
+            explained=_explained(exchange),
+        )
+    )
+    hold = exchange.hold
+    if hold is not None:
+        if target is None:
+            hold.release(now)
+        else:
+            hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
+
+
+def _cost(exchange: Exchange, tokens: Tokens, wall: float) -> int | None:
+    """None without a price, or without any count to price."""
+    served = exchange.served
+    if served is None or not served.prices or tokens.prompt is tokens.completion is None:
+        return None
+    price = served.price(wall)
+    if price is None:
+        return None
+    prompt, cached, completion = tokens.prompt or 0, tokens.cached or 0, tokens.completion or 0
+    return money.cost(price, prompt=prompt, cached=cached, completion=completion)
+
+
+def _explained(exchange: Exchange) -> Explained | None:
+    """Nothing where nothing was decided: its own name, one endpoint, no wait, no failure."""
+    served = exchange.served
+    if served is None:
+        return None
+    asked = exchange.name if exchange.name != served.allowed_as else ""
+    if not (asked or exchange.considered or exchange.failures or exchange.skipped or exchange.position):
+        return None
+    return Explained(
+        asked=asked[:LONGEST_NAME],
+        band=exchange.band,
+        routing_profile=served.standing.chooser.profile,
+        queued=exchange.position > 0,
+        position=exchange.position,
+        loading=exchange.loaded,
+        reserved_tokens=exchange.reserved_tokens,
+        affinity=exchange.affinity,
+        considered=exchange.considered,
+        attempts=tuple(exchange.failures[:SHOWN]),
+        skipped=tuple(exchange.skipped[:SHOWN]),
+    )
