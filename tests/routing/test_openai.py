@@ -172,7 +172,7 @@ def test_a_form_without_one_model_is_refused(body: bytes) -> None:
 
 
 def test_a_form_is_read_no_further_than_its_first_parts() -> None:
-    many = form(*[("a", "1")] * openai.FORM_PARTS, ("model", "m"))
+    many = form(*[("a", "1")] * forms.FORM_PARTS, ("model", "m"))
     with pytest.raises(Refusal):
         forms.peek(many, BOUNDARY)
 
