@@ -9,7 +9,8 @@ from pathlib import Path
 
 def names() -> list[str]:
     """Every module beside this one that has a `main`."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    beside = Path(__file__).parent.glob("[a-z]*.py")
+    return sorted(path.stem for path in beside if "\ndef main() -> None:" in path.read_text())
 
 
 def main(wanted: list[str]) -> int:

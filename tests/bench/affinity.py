@@ -30,7 +30,7 @@ from agent.installer import Installer
 from agent.protocol import ShardSpec
 from agent.weights import Weights
 from catalog.defaults import SMOLLM2_SOURCE
-from tests.bench.gateway import ROOT, child, free_port
+from tests.bench.rig import ROOT, child, free_port
 
 ROUNDS = int(os.environ.get("LLMGW_BENCH_ROUNDS", "3"))
 PROFILES = ("least_load", "prefix_affinity")

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.bench.gateway import ROOT, SEED, free_port
+from tests.bench.rig import ROOT, SEED, free_port
 from tests.routing.gateways import CHAT, eventually
 from tests.stubs.mock_engine import MockEngine
 
