@@ -165,6 +165,7 @@ def _fill(row: Model, model: spec.Model) -> None:
     row.required_memory_gb = model.required_memory_gb
     row.external = asdict(model.external) if model.external else None
     row.adapters = [asdict(adapter) for adapter in model.adapters]
+    row.team = model.team
 
 
 def _profile_row(row: Model, position: int, profile: spec.Profile) -> Profile:
@@ -188,4 +189,7 @@ def _profile_row(row: Model, position: int, profile: spec.Profile) -> Profile:
         launch_mode=profile.launch_mode,
         capacity_class=profile.capacity_class,
         max_loaded_adapters=profile.max_loaded_adapters,
+        min_disk_gb=profile.min_disk_gb,
+        labels=dict(profile.labels),
+        only_nodes=list(profile.only_nodes),
     )

@@ -30,6 +30,7 @@ MODEL_KEYS = (
     "band",
     "required_memory_gb",
     "adapters",
+    "team",
 )
 PROFILE_KEYS = (
     "name",
@@ -49,6 +50,9 @@ PROFILE_KEYS = (
     "launch_mode",
     "capacity_class",
     "max_loaded_adapters",
+    "min_disk_gb",
+    "labels",
+    "only_nodes",
 )
 MAX_LIST = 6000
 
@@ -110,6 +114,7 @@ class _Reader:
             ),
             band=self.text(entry, "band", at),
             required_memory_gb=self.maybe_number(entry, "required_memory_gb", at),
+            team=self.text(entry, "team", at),
             external=self.external(entry.get("external"), (*at, "external")),
             adapters=tuple(
                 self.adapter(each, (*at, "adapters", number))
@@ -135,7 +140,7 @@ class _Reader:
             nodes=self.integer(entry, "nodes", at, 1),
             gpus_per_node=self.integer(entry, "gpus_per_node", at, 0),
             args=self.args(entry, at),
-            env=self.env(entry, at),
+            env=self.pairs(entry, "env", at, "variables"),
             weight=self.integer(entry, "weight", at, 1),
             priority=self.integer(entry, "priority", at, 0),
             startup_timeout_s=self.seconds(entry, "startup_timeout", at, spec.STARTUP_TIMEOUT_S),
@@ -144,6 +149,9 @@ class _Reader:
             launch_mode=self.text(entry, "launch_mode", at, "mp"),
             capacity_class=self.text(entry, "capacity_class", at, "standard"),
             max_loaded_adapters=self.maybe_integer(entry, "max_loaded_adapters", at),
+            min_disk_gb=self.maybe_number(entry, "min_disk_gb", at),
+            labels=self.pairs(entry, "labels", at, "labels"),
+            only_nodes=self.texts(entry, "only_nodes", at),
         )
 
     def adapter(self, data: object, at: Place) -> spec.Adapter:
@@ -169,18 +177,18 @@ class _Reader:
             found.append(self.checked(value, (*at, "args", number), str, "text"))
         return tuple(value for value in found if value is not None)
 
-    def env(self, entry: Document, at: Place) -> tuple[tuple[str, str], ...]:
-        held = entry.get("env")
+    def pairs(self, entry: Document, key: str, at: Place, of: str) -> tuple[tuple[str, str], ...]:
+        held = entry.get(key)
         if held is None:
             return ()
         if not isinstance(held, Mapping):
-            self.refuse((*at, "env"), f"It must be a mapping of variables to text, not {_kind(held)}.")
+            self.refuse((*at, key), f"It must be a mapping of {of} to text, not {_kind(held)}.")
             return ()
         found: list[tuple[str, str]] = []
         for name, value in held.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 value = str(value)
-            text = self.checked(value, (*at, "env", str(name)), str, "text")
+            text = self.checked(value, (*at, key, str(name)), str, "text")
             found.append((str(name), text or ""))
         return tuple(found)
 
@@ -326,6 +334,7 @@ def write_model(model: Model) -> Document:
     _put(found, "band", model.band)
     _put(found, "required_memory_gb", model.required_memory_gb)
     _put(found, "adapters", [{"name": each.name, "source": each.source} for each in model.adapters])
+    _put(found, "team", model.team)
     _put(found, "profiles", [write_profile(profile) for profile in model.profiles])
     return found
 
@@ -347,6 +356,9 @@ def write_profile(profile: Profile) -> Document:
         found["startup_timeout"] = write_ms(profile.startup_timeout_s * 1000)
     _put(found, "required_memory_gb", profile.required_memory_gb)
     _put(found, "max_loaded_adapters", profile.max_loaded_adapters)
+    _put(found, "min_disk_gb", profile.min_disk_gb)
+    _put(found, "labels", dict(profile.labels))
+    _put(found, "only_nodes", list(profile.only_nodes))
     return found
 
 

@@ -31,6 +31,9 @@ class Model(models.Model):
     required_memory_gb = models.FloatField(null=True, blank=True)
     external = models.JSONField(null=True, blank=True)
     adapters = models.JSONField(default=list, blank=True)
+    team = models.CharField(
+        max_length=80, blank=True, help_text="Slug of the team whose capacity quota it counts against."
+    )
     made_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
 
@@ -56,6 +59,7 @@ class Model(models.Model):
             required_memory_gb=self.required_memory_gb,
             external=spec.External(**self.external) if self.external else None,
             adapters=tuple(spec.Adapter(**adapter) for adapter in self.adapters),
+            team=self.team,
         )
 
 
@@ -83,6 +87,9 @@ class Profile(models.Model):
     max_loaded_adapters = models.IntegerField(
         null=True, blank=True, help_text="Adapters held at once, loaded when asked for. Empty: all, from the start."
     )
+    min_disk_gb = models.FloatField(null=True, blank=True, help_text="Free disk that a node needs to get a replica.")
+    labels = models.JSONField(default=dict, blank=True, help_text="Labels that its nodes must have.")
+    only_nodes = models.JSONField(default=list, blank=True, help_text="Nodes that it may run on. Empty: any.")
 
     class Meta:
         ordering = ["position", "pk"]
@@ -110,6 +117,9 @@ class Profile(models.Model):
             launch_mode=self.launch_mode,
             capacity_class=self.capacity_class,
             max_loaded_adapters=self.max_loaded_adapters,
+            min_disk_gb=self.min_disk_gb,
+            labels=tuple(sorted(self.labels.items())),
+            only_nodes=tuple(self.only_nodes),
         )
 
 

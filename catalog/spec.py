@@ -75,6 +75,12 @@ class Profile:
     capacity_class: str = "standard"
     max_loaded_adapters: int | None = None
     """Adapters that one replica holds at most, loaded when asked for; None: all of the model's, from its start."""
+    min_disk_gb: float | None = None
+    """What a node must have free before a replica is placed there: room for its weights."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that each of its nodes must have."""
+    only_nodes: tuple[str, ...] = ()
+    """Names of the nodes that it may run on; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,8 @@ class Model:
     required_memory_gb: float | None = None
     external: External | None = None
     adapters: tuple[Adapter, ...] = ()
+    team: str = ""
+    """Slug of the team whose capacity quota its replicas count against; empty: nobody's."""
 
     def names(self) -> tuple[str, ...]:
         """Every name a client may ask for it by: its own, its aliases, its adapters."""
@@ -146,6 +154,7 @@ def normalise_profile(profile: Profile) -> Profile:
         startup_timeout_s=_or(profile.startup_timeout_s, STARTUP_TIMEOUT_S),
         max_loaded_adapters=_or(profile.max_loaded_adapters or 0, 0) or None,
         env=tuple(sorted(profile.env)),
+        labels=tuple(sorted(profile.labels)),
     )
 
 

@@ -24,7 +24,11 @@ MAX_SECONDS = 30 * 86_400
 MAX_PROFILE_NAME = 80
 MAX_BAND = 20
 MAX_GB = 1_000_000
+MAX_LABEL_VALUE = 63
 _GPU_CLASS = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*-[1-9][0-9]{0,3}g\Z")
+_SLUG = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+_NODE = re.compile(r"[A-Za-z0-9_-]{1,120}\Z")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 # llmgw writes these itself; --api-key would also put a secret where every process of the machine can read it.
 OWN_FLAGS = frozenset(
@@ -180,6 +184,8 @@ def _model(model: Model) -> Iterator[Problem]:
         if objection:
             yield problem("band", f"The band {_shown(model.band)}{objection}.")
     yield from (problem(*breach) for breach in _memory(model.required_memory_gb))
+    if model.team and not _SLUG.match(model.team):
+        yield problem("team", f"{model.team[:40]!r} is not a team's short name; it stands in the team's address.")
 
 
 def _scaling(model: Model) -> Iterator[Problem]:
@@ -256,7 +262,7 @@ def _profiles(model: Model) -> Iterator[Problem]:
         elif names.fold(profile.name) in seen:
             yield Problem(model.name, profile.name, "name", "Another profile of this model has that name; rename one.")
         seen.add(names.fold(profile.name))
-        for field, text in (*_engine(profile), *_numbers(profile), *_command(profile)):
+        for field, text in (*_engine(profile), *_numbers(profile), *_homes(profile), *_command(profile)):
             yield Problem(model.name, profile.name, field, text)
 
 
@@ -309,6 +315,7 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, str]]:
     if not (math.isfinite(profile.reserved_cores) and 0 <= profile.reserved_cores <= MAX_COUNT):
         yield "reserved_cores", f"{profile.reserved_cores} is not a number of cores; write 0 or more."
     yield from _memory(profile.required_memory_gb)
+    yield from _memory(profile.min_disk_gb, "min_disk_gb")
     if profile.launch_mode not in spec.LAUNCH_MODES:
         yield "launch_mode", _unknown(profile.launch_mode, spec.LAUNCH_MODES)
     if profile.capacity_class not in spec.CAPACITY_CLASSES:
@@ -318,6 +325,27 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "max_loaded_adapters", "llama.cpp holds all adapters from its start; leave it out."
     elif held is not None and held > MAX_LIST:
         yield "max_loaded_adapters", f"{held} is more than {MAX_LIST}."
+
+
+def _homes(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Which nodes it may run on."""
+    for field, size in (("labels", len(profile.labels)), ("only_nodes", len(profile.only_nodes))):
+        if size > MAX_LIST:
+            yield field, f"There are {size}; {MAX_LIST} is the most."
+            return
+    for name, value in profile.labels:
+        if not _LABEL.match(name):
+            yield "labels", f"{name[:40]!r} is not a label's name: at most 63 letters, digits, dots, hyphens, / and _."
+        elif len(value) > MAX_LABEL_VALUE or not value.isprintable():
+            yield "labels", f"The value of {name} is not one line of at most {MAX_LABEL_VALUE} characters."
+    pinned = profile.only_nodes
+    for name in pinned:
+        if not _NODE.match(name):
+            yield "only_nodes", f"{name[:40]!r} is not a node's name: letters, digits, hyphens and underscores."
+    if len(set(pinned)) < len(pinned):
+        yield "only_nodes", "A node is named more than once; once is enough."
+    elif pinned and len(pinned) < profile.nodes:
+        yield "only_nodes", f"{len(pinned)} are named, and nodes asks for {profile.nodes}; name more, or lower nodes."
 
 
 def _command(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -345,9 +373,9 @@ def _storable(text: str) -> bool:
     return len(text) <= MAX_TEXT and "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _memory(required_gb: float | None) -> Iterator[tuple[str, str]]:
+def _memory(required_gb: float | None, field: str = "required_memory_gb") -> Iterator[tuple[str, str]]:
     if required_gb is not None and not (math.isfinite(required_gb) and 0 < required_gb <= MAX_GB):
-        yield "required_memory_gb", f"{required_gb} GB is not a size; write more than 0, or leave it out."
+        yield field, f"{required_gb} GB is not a size; write more than 0, or leave it out."
 
 
 def _unknown(value: str, known: Sequence[str]) -> str:
