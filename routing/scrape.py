@@ -21,8 +21,8 @@ class Unreadable(Exception):
 
 
 async def scrape_all(plane: Plane) -> None:
-    """One round over every endpoint. What cannot be read becomes unknown, never zero."""
-    targets = plane.table.targets
+    """One round over every endpoint but providers. What cannot be read becomes unknown, never zero."""
+    targets = [each for each in plane.table.targets if each.outside is None or each.outside.own]
     left = iter(targets)
 
     async def some() -> None:
@@ -35,7 +35,8 @@ async def scrape_all(plane: Plane) -> None:
 async def _scrape(pool: Pool, target: Target) -> None:
     target.scraping()
     try:
-        text = await _get(pool, target, b"/metrics")
+        path = b"/metrics" if target.outside is None else target.outside.metrics_path.encode()
+        text = await _get(pool, target, path)
     except (UpstreamError, Unreadable):
         measures.SCRAPE_FAILURES.of(target.replica).value += 1
         target.scraped(mappings.UNKNOWN, None)
@@ -58,7 +59,8 @@ async def _ask(connection: Connection, target: Target, path: bytes) -> str:
     try:
         await connection.connected()
         connection.fed = True  # its head is no answer's: not to be remembered in their place
-        connection.send(b"GET " + path + target.request_head + b"accept: text/plain\r\n\r\n", b"")
+        head = target.request_head if target.outside is None else target.outside.lines()
+        connection.send(b"GET " + path + head + b"accept: text/plain\r\n\r\n", b"")
         await connection.head()
         if connection.status != 200:
             raise Unreadable(f"it answered {connection.status}")
