@@ -150,7 +150,7 @@ def inventory_text(found: Inventory) -> str:
         ("memory", _gib(found.memory_bytes)),
         *(("disk", f"{disk.path}  {_gib(disk.free_bytes)} free of {_gib(disk.total_bytes)}") for disk in found.disks),
         *(("gpu", f"{gpu.index} {gpu.name} {gpu.gpu_class}") for gpu in found.gpus),
-        *(("fabric", name) for name in found.fabrics),
+        *(("fabric", fabric.name) for fabric in found.fabrics),
         *(
             ("build", f"{build.engine}: {build.name} {build.version}" + (f" - {build.reason}" if build.reason else ""))
             for build in found.builds

@@ -15,6 +15,15 @@ PATH = "/agent/stream"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 TAIL_BYTES = 16 * 1024
 MAX_FILES = 2000
+MAX_GPUS = 128
+MAX_ADAPTERS = 64
+MAX_PORTS = 8
+MAX_GIDS = 8
+MAX_FABRICS = 16
+MAX_LABELS = 64
+MAX_TEXT = 400
+"""Of one line in an inventory, in characters. A longer one is cut; a file's path is left out instead."""
+MAX_PATH = 1000
 
 State = Literal["fetching", "installing", "starting", "loading", "ready", "draining", "stopping", "stopped", "failed"]
 STATES: tuple[State, ...] = State.__args__  # type: ignore[attr-defined]
@@ -33,13 +42,75 @@ class Cpu(Struct, frozen=True, kw_only=True):
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
+    """A card, or a MIG slice of one: what a replica can be given. Facts only; what changes by the second is a reading.
+
+    `healthy` False: `fault` says why nothing may be placed on it, such as memory that a stranger's process holds.
+    """
+
     uuid: str
     index: int
+    """In the order of the PCI bus."""
     name: str
     gpu_class: str
     memory_bytes: int | None = None
     healthy: bool = True
     fault: str = ""
+    pci: str = ""
+    compute_capability: str = ""
+    numa: int | None = None
+    peers: tuple[str, ...] | None = None
+    """UUIDs of the cards it reaches over NVLink: none where () is written, unknown where nothing is."""
+    nvlink_cluster: str = ""
+    nvlink_clique: int | None = None
+    """Cards of one cluster and clique are one NVLink domain, whichever nodes they are in."""
+    slice_of: str = ""
+    """The card that a MIG slice is cut from. Slices are never joined."""
+
+
+class Gid(Struct, frozen=True, kw_only=True):
+    index: int
+    gid: str
+    kind: str = ""
+    """As the kernel says: "RoCE v2", "IB/RoCE v1"."""
+
+
+class AdapterPort(Struct, frozen=True, kw_only=True):
+    """A port of a network adapter; `fault` names what could not be read of it."""
+
+    number: int
+    state: str = ""
+    """ACTIVE, DOWN, INIT, ARMED, or empty where it is unknown."""
+    rate_gbit_s: float | None = None
+    link_layer: str = ""
+    """InfiniBand, or Ethernet for RoCE."""
+    subnet_prefix: str = ""
+    sm_lid: int | None = None
+    """The subnet manager's address. Equal prefixes alone prove nothing: most networks have the default one."""
+    network: str = ""
+    """The interface behind a RoCE port."""
+    gids: tuple[Gid, ...] = ()
+    fault: str = ""
+
+
+class RdmaAdapter(Struct, frozen=True, kw_only=True):
+    """An InfiniBand or RoCE adapter as the kernel names it: mlx5_0."""
+
+    name: str
+    numa: int | None = None
+    ports: tuple[AdapterPort, ...] = ()
+    fault: str = ""
+
+
+class Fabric(Struct, frozen=True, kw_only=True):
+    """A declared fabric. `up` False: not advertised, and `reason` says why."""
+
+    name: str
+    adapters: tuple[str, ...] = ()
+    up: bool = True
+    reason: str = ""
+    rate_gbit_s: float | None = None
+    """Of its slowest active link."""
+    link_layer: str = ""
 
 
 class Disk(Struct, frozen=True, kw_only=True):
@@ -73,7 +144,13 @@ class Inventory(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     disks: tuple[Disk, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    fabrics: tuple[str, ...] = ()
+    gpus_fault: str = ""
+    """Why the cards could not be read lately, so that nothing new is placed on them; those known before stay listed."""
+    driver: str = ""
+    cuda: str = ""
+    fabrics: tuple[Fabric, ...] = ()
+    adapters: tuple[RdmaAdapter, ...] = ()
+    """All of the machine's, declared in a fabric or not."""
     builds: tuple[Build, ...] = ()
     files: tuple[File, ...] = ()
     cut: tuple[str, ...] = ()
@@ -86,12 +163,29 @@ class Sensor(Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class GpuReading(Struct, frozen=True, kw_only=True):
+    """What changes of a card by the second. `throttled` names the bad reasons; empty: none, or unknown."""
+
+    uuid: str
+    memory_used_bytes: int | None = None
+    utilisation_percent: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    fan_percent: float | None = None
+    throttled: str = ""
+
+
 class NodeLoad(Struct, frozen=True, kw_only=True):
     load_1m: float | None = None
     cpu_percent: float | None = None
     memory_used_bytes: int | None = None
     disk_free_bytes: int | None = None
     sensors: tuple[Sensor, ...] = ()
+    gpus: tuple[GpuReading, ...] = ()
+    gpus_age_s: float | None = None
+    """How old these readings are: cards are read apart from heartbeats, which never wait for them."""
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
@@ -119,6 +213,8 @@ class ShardSpec(Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     gpus: tuple[str, ...] = ()
+    fabric: str = ""
+    """What the shards of a replica on several nodes talk over; empty on one node."""
     cores: float = 0
     slots: int = 1
     tp: int = 1
@@ -175,7 +271,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     load: NodeLoad
     shards: tuple[ShardState, ...] = ()
     inventory: Inventory | None = None
-    """Told anew when builds or files are others than this stream last heard of."""
+    """Told anew when anything but free space is other than this stream last heard of."""
 
 
 class ShardStatus(Struct, frozen=True, kw_only=True, tag="shard_status"):

@@ -1,16 +1,27 @@
-"""Where a new replica goes, or why it goes nowhere: filter every node, then score what is left. Pure (ND-30, ND-32)."""
+"""Where a new replica goes, or why it goes nowhere: filter every node, then score what is left. Pure (ND-30 to ND-32).
+
+1. Profiles by priority; a team's capacity quota turns a profile down everywhere.
+2. Each node fits, or says why not (`fitting.consider`).
+3. On CPUs the node with most room; on cards the one with the least left over; over several nodes, those that share a
+   fabric that is up, in one NVLink clique where there is one.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from agent.protocol import Fabric, Gpu
 from catalog import spec
-from nodes.state import Cluster, Node, TurnedDown, required_memory_bytes
+from nodes.cards import Clique, choose, clique_of
+from nodes.fitting import LEAST_DISK_BYTES, Fit, cards_asked, consider, cores_counted
+from nodes.holdings import Holdings, Used, holdings, in_use
+from nodes.state import Cluster, Node, TurnedDown
 
-LEAST_DISK_BYTES = 512 * 1024 * 1024
-"""A node with less free gets nothing new: an engine could not even write its log."""
+__all__ = ["LEAST_DISK_BYTES", "NO_NODE", "Part", "Placed", "Unplaced", "Used", "by_priority", "in_use", "place"]
+
+NO_NODE = "no node has joined yet; add one with `llmgw ctl node-token NAME`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +32,14 @@ class Part:
     rank: int = 0
     cores: float = 0
     gpus: tuple[str, ...] = ()
+    fabric: str = ""
+    """What it reaches the other shards over; empty on one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
+    """In the order of rank; the leader is on the node whose name comes first."""
+
     profile: spec.Profile
     parts: tuple[Part, ...]
 
@@ -36,37 +51,26 @@ class Unplaced:
     reasons: tuple[TurnedDown, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
-    """What CPU replicas already hold of a node."""
-
-    replicas: int = 0
-    cores: float = 0
-    memory_bytes: int = 0
-
-
 def place(model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluster) -> Placed | Unplaced:
     """The first of `candidates`, by priority, that fits somewhere. The answer does not depend on the nodes' order."""
-    used = in_use(cluster)
+    held = holdings(cluster)
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
     reasons: list[TurnedDown] = []
     for profile in by_priority(candidates):
-        fitting: list[tuple[Node, Part]] = []
-        for node in nodes:
-            answer = _consider(node, model, profile, used.get(node.name, Used()))
-            if isinstance(answer, Part):
-                fitting.append((node, answer))
-            else:
-                reasons.append(TurnedDown(node.name, profile.name, answer))
-        if fitting:
-            _, part = min(fitting, key=lambda pair: _spread(pair[0], used.get(pair[0].name, Used())))
-            return Placed(profile, (part,))
-        if not nodes:
-            reasons.append(TurnedDown("", profile.name, NO_NODE))
+        general = _quota_fault(model, profile, cluster, held) or ("" if nodes else NO_NODE)
+        if general:
+            reasons += [TurnedDown(name, profile.name, general) for name in [node.name for node in nodes] or [""]]
+            continue
+        answers = [(node.name, consider(node, model, profile, held)) for node in nodes]
+        fits = [answer for _, answer in answers if isinstance(answer, Fit)]
+        parts = _parts(fits, profile)
+        if parts:
+            return Placed(profile, parts)
+        sizes = _sizes(fits)
+        for name, answer in answers:
+            why = answer if isinstance(answer, str) else _alone(answer.node, sizes, profile)
+            reasons.append(TurnedDown(name, profile.name, why))
     return Unplaced(tuple(reasons))
-
-
-NO_NODE = "no node has joined yet; add one with `llmgw ctl node-token NAME`"
 
 
 def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:
@@ -74,98 +78,141 @@ def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:
     return sorted(profiles, key=lambda profile: -profile.priority)
 
 
-def in_use(cluster: Cluster) -> Mapping[str, Used]:
-    """By node, what replicas on CPUs hold until their shards have ended, on their way out or not."""
-    needs = {
-        (model.name, profile.name): required_memory_bytes(model, profile) or 0
-        for model in cluster.models
-        for profile in model.profiles
-    }
-    used: dict[str, Used] = defaultdict(Used)
-    for replica in cluster.replicas:
-        for shard in replica.shards:
-            if shard.ended or shard.gpus:
-                continue
-            before = used[shard.node]
-            used[shard.node] = Used(
-                replicas=before.replicas + 1,
-                cores=before.cores + shard.cores,
-                memory_bytes=before.memory_bytes + needs.get((replica.model, replica.profile), 0),
-            )
-    return used
-
-
-def cores_counted(node: Node, profile: spec.Profile) -> float:
-    """What one CPU replica is counted with: as declared, else half the machine, as its threads are."""
-    return profile.reserved_cores or max(1, (node.cores or 0) // 2)
-
-
-def _consider(node: Node, model: spec.Model, profile: spec.Profile, used: Used) -> Part | str:
-    """The part that this node would run, or why it cannot."""
-    if node.state != "ready":
-        return _NOT_READY[node.state]
-    if node.draining:
-        return "is being drained"
-    if node.cordoned:
-        return "is cordoned"
-    if profile.gpu_class is not None or profile.nodes > 1:
-        return f"profile {profile.name} asks for cards; this version places replicas on CPUs only"
+def _quota_fault(model: spec.Model, profile: spec.Profile, cluster: Cluster, held: Holdings) -> str:
+    """Why the team that owns the model may not hold the cards (TN-6)."""
+    if profile.gpu_class is None:
+        return ""
+    limit = cluster.quotas.get(model.team, {}).get(profile.gpu_class)
+    if limit is None:
+        return ""
+    mine = held.teams.get((model.team, profile.gpu_class), {})
+    asked, total = cards_asked(profile) * profile.nodes, sum(mine.values())
+    if total + asked <= limit:
+        return ""
+    by = ": " + ", ".join(f"{name} {count}" for name, count in sorted(mine.items())) if mine else ""
     return (
-        _engine_fault(node, profile.engine)
-        or _memory_fault(node, required_memory_bytes(model, profile), used)
-        or _disk_fault(node)
-        or _cores_fault(node, cores_counted(node, profile), used)
-        or Part(node.name, cores=cores_counted(node, profile))
+        f"team {model.team} may hold {limit} {profile.gpu_class} and holds {total}{by}; this needs {asked} more. "
+        f"Raise its quota or stop a replica"
     )
 
 
-_NOT_READY = {
-    "joining": "has not registered yet",
-    "unreachable": "is unreachable",
-    "lost": "is lost",
-}
+def _parts(fits: Sequence[Fit], profile: spec.Profile) -> tuple[Part, ...]:
+    """The parts of one replica on nodes that fit; none where they do not suffice."""
+    if not fits:
+        return ()
+    if profile.nodes > 1:
+        return _across(fits, profile)
+    if profile.gpu_class is None:
+        node = min(fits, key=_spread).node
+        return (Part(node.name, cores=cores_counted(node, profile)),)
+    fit = min(fits, key=lambda fit: (fit.free_cards, len(fit.node.gpus), fit.node.name))
+    _, cards = min((len(gpus), name) for name, gpus in fit.free.items())
+    return (_part(fit.node, 0, fit.free[cards], profile, ""),)
 
 
-def _engine_fault(node: Node, engine: str) -> str:
-    if engine in node.disabled_engines:
-        return f"has {engine} disabled"
-    builds = [build for build in node.builds if build.engine == engine]
-    if any(build.usable for build in builds):
-        return ""
-    if builds:
-        return f"cannot run {engine}: " + "; ".join(f"{build.name}: {build.reason or 'not usable'}" for build in builds)
-    return f"has no build of {engine}"
-
-
-def _memory_fault(node: Node, needed: int | None, used: Used) -> str:
-    if needed is None:
-        return ""
-    if node.memory_bytes is None:
-        return f"does not say how much memory it has, and {_gb(needed)} are required"
-    free = node.memory_bytes - used.memory_bytes
-    return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required" if free < needed else ""
-
-
-def _disk_fault(node: Node) -> str:
-    if node.disk_free_bytes is None or node.disk_free_bytes >= LEAST_DISK_BYTES:
-        return ""
-    return f"has only {node.disk_free_bytes // 10**6} MB of disk free; free some"
-
-
-def _cores_fault(node: Node, needed: float, used: Used) -> str:
-    if used.replicas == 0:
-        return ""  # a small machine runs one replica, whatever it is counted with
-    if node.cores is None:
-        return "does not say how many cores it has, and already runs a replica"
-    free = node.cores - node.reserved_cores - used.cores
-    return f"has {max(free, 0):g} of {node.cores} cores left, {needed:g} are needed" if free < needed else ""
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 10**9:.1f} GB"
-
-
-def _spread(node: Node, used: Used) -> tuple[float, float, str]:
+def _spread(fit: Fit) -> tuple[float, float, str]:
     """Most free cores first, then most free memory: nothing else keeps two CPU replicas off the same cores."""
+    node, used = fit.node, fit.used
     free_cores = (node.cores or 0) - node.reserved_cores - used.cores
     return -free_cores, used.memory_bytes - (node.memory_bytes or 0), node.name
+
+
+def _part(node: Node, rank: int, free: Sequence[Gpu], profile: spec.Profile, fabric: str) -> Part:
+    cards = choose(free, cards_asked(profile), node.gpus)
+    return Part(node.name, rank, cores_counted(node, profile), cards, fabric)
+
+
+# --- over several nodes ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Island:
+    """Nodes that one replica could span: cards of one type, and one fabric over links of one kind."""
+
+    fabric: str
+    free: dict[str, tuple[Fit, Sequence[Gpu]]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+def _across(fits: Sequence[Fit], profile: spec.Profile) -> tuple[Part, ...]:
+    options = [
+        (_score(island, chosen, in_clique), island.fabric, chosen)
+        for _, island in sorted(_islands(fits).items())
+        for in_clique, pool in _pools(island, profile)
+        if len(chosen := _tightest(pool, profile.nodes)) == profile.nodes
+    ]
+    if not options:
+        return ()
+    _, fabric, chosen = min(options, key=lambda option: option[0])
+    return tuple(_part(fit.node, rank, free, profile, fabric) for rank, (fit, free) in enumerate(chosen))
+
+
+Pool = Sequence[tuple[Fit, Sequence[Gpu]]]
+
+
+def _islands(fits: Sequence[Fit]) -> Mapping[tuple[str, str, str], _Island]:
+    """By fabric, kind of link and type of card."""
+    found: dict[tuple[str, str, str], _Island] = {}
+    for fit in fits:
+        for fabric in _up(fit.node):
+            for name, gpus in fit.free.items():
+                island = found.setdefault((fabric.name, fabric.link_layer, name), _Island(fabric.name))
+                island.free[fit.node.name] = fit, gpus
+                island.rates[fit.node.name] = fabric.rate_gbit_s or 0.0
+    return found
+
+
+def _sizes(fits: Sequence[Fit]) -> Mapping[str, int]:
+    """By fabric, how many nodes could together take parts of one replica."""
+    sizes: dict[str, int] = {}
+    for (fabric, _, _), island in _islands(fits).items():
+        sizes[fabric] = max(sizes.get(fabric, 0), len(island.free))
+    return sizes
+
+
+def _up(node: Node) -> Iterator[Fabric]:
+    return (fabric for fabric in node.fabrics if fabric.up)
+
+
+def _pools(island: _Island, profile: spec.Profile) -> Iterator[tuple[bool, Pool]]:
+    """Its nodes by NVLink clique, as far as they have enough cards in one; and all of them."""
+    cliques: dict[Clique, list[tuple[Fit, Sequence[Gpu]]]] = defaultdict(list)
+    for fit, gpus in island.free.values():
+        inside: dict[Clique, list[Gpu]] = defaultdict(list)
+        for gpu in gpus:
+            clique = clique_of(gpu)
+            if clique is not None:
+                inside[clique].append(gpu)
+        for clique, some in inside.items():
+            if len(some) >= cards_asked(profile):
+                cliques[clique].append((fit, some))
+    for _, pool in sorted(cliques.items(), key=lambda item: item[0]):
+        yield True, pool
+    yield False, list(island.free.values())
+
+
+def _tightest(pool: Pool, count: int) -> Pool:
+    """The nodes with the least left over, in the order of their names."""
+    tight = sorted(pool, key=lambda pair: (pair[0].free_cards, pair[0].node.name))[:count]
+    return sorted(tight, key=lambda pair: pair[0].node.name)
+
+
+def _score(island: _Island, chosen: Pool, in_clique: bool) -> tuple[object, ...]:
+    """The lowest is best: one clique, then the least left over, then the fastest fabric; then by name."""
+    names = tuple(fit.node.name for fit, _ in chosen)
+    slowest = min(island.rates[name] for name in names)
+    return not in_clique, sum(fit.free_cards for fit, _ in chosen), -slowest, island.fabric, names
+
+
+def _alone(node: Node, sizes: Mapping[str, int], profile: spec.Profile) -> str:
+    """Why a node that could take a part has not enough others to share the replica with. `sizes`: by fabric."""
+    if not node.fabrics:
+        return (
+            f"has no fabric, and a replica over {profile.nodes} nodes needs one that they share; "
+            f"declare it in its agent.yaml"
+        )
+    return "; ".join(
+        f"of the {profile.nodes} nodes needed on fabric {each.name}, with cards of one type, there is room on "
+        f"{sizes[each.name]}"
+        if each.up
+        else f"fabric {each.name} is down: {each.reason or 'its agent does not say why'}"
+        for each in sorted(node.fabrics, key=lambda fabric: fabric.name)
+    )

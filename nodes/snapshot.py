@@ -32,6 +32,8 @@ class _Facts(msgspec.Struct):
     memory_bytes: int | None = None
     disks: tuple[protocol.Disk, ...] = ()
     gpus: tuple[protocol.Gpu, ...] = ()
+    gpus_fault: str = ""
+    fabrics: tuple[protocol.Fabric, ...] = ()
     builds: tuple[protocol.Build, ...] = ()
     files: tuple[msgspec.Raw, ...] = ()
 
@@ -39,6 +41,7 @@ class _Facts(msgspec.Struct):
 # Whole clusters are read on every pass and page: columns without models, and JSON read once, straight into shape.
 _facts = msgspec.json.Decoder(_Facts).decode
 _node_load = msgspec.json.Decoder(protocol.NodeLoad).decode
+_labels = msgspec.json.Decoder(dict[str, str]).decode
 _cards = msgspec.json.Decoder(tuple[str, ...]).decode
 _progress = msgspec.json.Decoder(protocol.Progress).decode
 
@@ -90,13 +93,15 @@ def _nodes() -> Iterator[state.Node]:
         "address",
         "disabled_engines",
         "reserved_cores",
+        _text("labels"),
         _text("inventory"),
         _text("load"),
         "agent_version",
         "registered_at",
         "last_seen_at",
     )
-    for name, life, cordoned, draining, address, disabled, reserved, inventory, loaded, version, since, seen in rows:
+    for name, life, cordoned, draining, address, disabled, reserved, labels, inventory, loaded, *rest in rows:
+        version, since, seen = rest
         facts, load = _facts(inventory), _node_load(loaded)
         free = load.disk_free_bytes
         if free is None:
@@ -106,6 +111,7 @@ def _nodes() -> Iterator[state.Node]:
             state=life,
             cordoned=cordoned is not None,
             draining=draining is not None,
+            labels=tuple(sorted(_labels(labels).items())),
             address=address,
             disabled_engines=frozenset(disabled),
             reserved_cores=reserved,
@@ -116,6 +122,8 @@ def _nodes() -> Iterator[state.Node]:
             cpu_percent=load.cpu_percent,
             load_1m=load.load_1m,
             gpus=facts.gpus,
+            gpus_fault=facts.gpus_fault,
+            fabrics=facts.fabrics,
             builds=facts.builds,
             files=len(facts.files),
             agent_version=version,

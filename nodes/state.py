@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Literal
 
-from agent.protocol import ENDED, Build, Gpu, Progress, State
+from agent.protocol import ENDED, Build, Fabric, Gpu, Progress, State
 from catalog import spec
 
 Life = Literal["joining", "ready", "unreachable", "lost"]
 Want = Literal["run", "drain", "stop"]
+At = State | Literal["waiting"]
+"""Where a shard is; waiting: its agent has not been told yet, as its leader does not listen yet (ND-43)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Node:
     state: Life = "ready"
     cordoned: bool = False
     draining: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
     address: str = ""
     disabled_engines: frozenset[str] = frozenset()
     reserved_cores: float = 0
@@ -71,6 +74,9 @@ class Node:
     cpu_percent: float | None = None
     load_1m: float | None = None
     gpus: tuple[Gpu, ...] = ()
+    gpus_fault: str = ""
+    """Why its cards could not be read lately."""
+    fabrics: tuple[Fabric, ...] = ()
     builds: tuple[Build, ...] = ()
     files: int = 0
     agent_version: str = ""
@@ -82,11 +88,13 @@ class Node:
 class Shard:
     node: str
     rank: int = 0
-    state: State = "starting"
+    state: At = "starting"
     cores: float = 0
     gpus: tuple[str, ...] = ()
     note: str = ""
     """How far its start has come, in words."""
+    rendezvous: int | None = None
+    """The port on which a leader awaits the other ranks, once it listens."""
 
     @property
     def ended(self) -> bool:
@@ -126,7 +134,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A profile that failed `failures` times in a row and is left alone until `next_try_at`."""
+    """A profile that failed `failures` times in a row and is left alone until `next_try_at`; on one `node` where only
+    its starts there failed, everywhere otherwise."""
 
     model: str
     profile: str
@@ -135,6 +144,7 @@ class Backoff:
     next_try_at: datetime
     reason: str = ""
     tail: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +174,31 @@ class Cluster:
     replicas: tuple[Replica, ...] = ()
     backoffs: tuple[Backoff, ...] = ()
     statuses: tuple[Status, ...] = ()
+    quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By team and GPU class, how many cards the team's models may hold; what is not in it has no limit (TN-6)."""
     rules: Rules = Rules()
     since: datetime | None = None
 
 
 _UNCHANGING = frozenset(
-    ("name", "priority", "startup_timeout_s", "reserved_cores", "required_memory_gb", "capacity_class")
+    (
+        "name",
+        "priority",
+        "startup_timeout_s",
+        "reserved_cores",
+        "required_memory_gb",
+        "capacity_class",
+        "min_disk_gb",
+        "labels",
+        "only_nodes",
+    )
 )
 """Fields of a profile that do not change what runs: changing them replaces nothing."""
 
 
 def profile_digest(model: spec.Model, profile: spec.Profile) -> str:
     """SHA-256 over the model's source, what the profile says about running it, and adapters fixed at the start."""
-    named = {field.name: getattr(profile, field.name) for field in fields(profile) if field.name not in _UNCHANGING}
+    named = {each.name: getattr(profile, each.name) for each in fields(profile) if each.name not in _UNCHANGING}
     if profile.max_loaded_adapters is None:
         del named["max_loaded_adapters"]
         if model.adapters:
@@ -186,15 +208,19 @@ def profile_digest(model: spec.Model, profile: spec.Profile) -> str:
 
 
 def replica_state(shards: Iterable[tuple[int, str]]) -> str:
-    """The state of a replica from its shards' ranks and states: one failed fails it, else the leader speaks for it."""
+    """The state of a replica from its shards' ranks and states: any that failed or ends takes the others with it, else
+    the leader speaks for it."""
     by_rank = dict(shards)
-    if "failed" in by_rank.values():
+    states = set(by_rank.values())
+    if "failed" in states:
         return "failed"
-    return by_rank.get(0, "starting")
+    if states == {"stopped"}:
+        return "stopped"
+    return "stopping" if "stopped" in states else by_rank.get(0, "starting")
 
 
 def required_memory_bytes(model: spec.Model, profile: spec.Profile) -> int | None:
-    """What the catalog says one replica needs; `None` where it does not say."""
+    """What the catalog says one replica needs, in its cards' memory or, on CPUs, the node's; `None`: not said."""
     wanted_gb = profile.required_memory_gb if profile.required_memory_gb is not None else model.required_memory_gb
     return None if wanted_gb is None else int(wanted_gb * 10**9)
 

@@ -300,7 +300,7 @@ def _capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[
             )
         )
     counted = [node for node in here if node.cores is not None]
-    starting = sum(shard.cores for r, shard in shards if r.ready_at is None and not shard.gpus)
+    starting = sum(shard.cores for r, shard in shards if r.ready_at is None)
     total = sum(node.cores or 0 for node in counted)
     reserved = sum(node.reserved_cores for node in counted)
     taken_cores = sum(used.get(node.name, Used()).cores for node in here)

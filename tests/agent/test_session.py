@@ -20,6 +20,7 @@ from agent import protocol
 from agent.config import AgentSettings
 from agent.protocol import Ack, Command, Heartbeat, Inventory, NodeLoad, Refused, Register, ShardState, ShardStatus
 from agent.session import Session
+from tests import hardware
 from tests.agent.conftest import ControlPlane, eventually, settings_for
 
 
@@ -322,33 +323,20 @@ async def test_an_agent_waits_no_longer_for_a_control_plane_than_it_has_been_gon
 def test_a_register_arrives_with_every_field_it_was_sent_with() -> None:
     shard = protocol.ShardSpec(
         replica="r", rank=1, model="m", profile="p", profile_digest="d", engine="llamacpp", source="/s", args=("-c",),
-        env={"A": "b"}, gpus=("GPU-1",), cores=2.5, slots=3, tp=2, pp=2, nodes=2, startup_timeout_s=9,
+        env={"A": "b"}, gpus=("GPU-1",), fabric="ib0", cores=2.5, slots=3, tp=2, pp=2, nodes=2, startup_timeout_s=9,
         adapters=(protocol.Adapter(name="a", source="/a"),), max_loaded_adapters=4,
     )  # fmt: skip
     state = ShardState(
         replica="r", rank=1, state="fetching", port=1, pid=2, reason="x", adopted=True,
         progress=protocol.Progress(done_bytes=1, total_bytes=2, rate_bytes_s=3.0, note="n"),
     )  # fmt: skip
-    inventory = Inventory(
-        hostname="h",
-        os="o",
-        kernel="k",
-        cpu=protocol.Cpu(model="c", cores=4, numa_nodes=2),
-        memory_bytes=5,
-        disks=(protocol.Disk(path="/", total_bytes=2, free_bytes=1),),
-        gpus=(
-            protocol.Gpu(uuid="GPU-1", index=0, name="g", gpu_class="g-1g", memory_bytes=1, healthy=False, fault="f"),
-        ),
-        fabrics=("ib0",),
-        builds=(protocol.Build(engine="e", name="b", version="1", usable=False, reason="r"),),
-        files=(protocol.File(path="/f", size_bytes=1),),
-        cut=("files",),
-    )
+    inventory = hardware.INVENTORY
     sent = Register(
         node="n", protocol=1, agent_version="1", machine_id="m", address="a", inventory=inventory, labels={"l": "1"},
         shards=(protocol.Running(spec=shard, status=state),),
     )  # fmt: skip
     assert protocol.decode_up(protocol.encode(sent)) == sent
-    for one in (sent, inventory, shard, state):
+    card, fabric, adapter = inventory.gpus[0], inventory.fabrics[0], inventory.adapters[0]
+    for one in (sent, inventory, shard, state, card, fabric, adapter, adapter.ports[0], hardware.READING):
         plain = msgspec.structs.asdict(one)
         assert all(value not in (None, "", (), {}) for value in plain.values()), "the example leaves a field out"

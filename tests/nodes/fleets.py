@@ -139,7 +139,9 @@ def carried_out(cluster: Cluster, plan: Plan, now: datetime) -> Cluster:
                     made_at=now,
                     wanted_at=now,
                     state_at=now,
-                    shards=tuple(Shard(node=part.node, rank=part.rank, cores=part.cores) for part in action.parts),
+                    shards=tuple(
+                        Shard(node=part.node, rank=part.rank, cores=part.cores, gpus=part.gpus) for part in action.parts
+                    ),
                 )
                 cluster = replace(cluster, replicas=(*cluster.replicas, started))
             case Drain() | Stop():

@@ -111,9 +111,3 @@ def test_the_profile_of_the_highest_priority_that_fits_wins() -> None:
     found = answer(GOOD, model=replace(MODEL, profiles=(CPU, cards, second)))
     assert isinstance(found, Placed)
     assert found.profile.name == "second"
-
-
-def test_a_profile_for_cards_says_that_it_is_not_placed_yet() -> None:
-    cards = replace(CPU, name="gpu", gpu_class="h100-80g")
-    [turned] = answer(GOOD, model=replace(MODEL, profiles=(cards,))).reasons  # type: ignore[union-attr]
-    assert turned.reason == "profile gpu asks for cards; this version places replicas on CPUs only"

@@ -19,6 +19,7 @@ from llmgw.asgi import application
 from nodes import actions, commands, consumers
 from nodes.models import Command, Node, Replica
 from tenants.audit import SYSTEM
+from tests import hardware
 from tests.factories import inventory, make_user
 from tests.nodes.fleets import NOW
 
@@ -90,6 +91,7 @@ def full_register() -> protocol.Register:
         args=("--a",),
         env={"A": "1"},
         gpus=("GPU-1",),
+        fabric="ib0",
         cores=4,
         slots=3,
         tp=1,
@@ -108,23 +110,7 @@ def full_register() -> protocol.Register:
     )
     return a_register(
         labels={"rack": "7"},
-        inventory=protocol.Inventory(
-            hostname="h",
-            os="Debian",
-            kernel="6.12",
-            cpu=protocol.Cpu(model="c", cores=8, numa_nodes=2),
-            memory_bytes=1,
-            disks=(protocol.Disk(path="/", total_bytes=2, free_bytes=1),),
-            gpus=(
-                protocol.Gpu(
-                    uuid="GPU-1", index=0, name="L4", gpu_class="l4-22g", memory_bytes=3, healthy=False, fault="ECC"
-                ),
-            ),
-            fabrics=("ib0",),
-            builds=(protocol.Build(engine="vllm", name="cu13", version="1", usable=False, reason="driver"),),
-            files=(protocol.File(path="/x.gguf", size_bytes=9),),
-            cut=("files",),
-        ),
+        inventory=hardware.INVENTORY,
         shards=(protocol.Running(spec=spec, status=status),),
     )
 

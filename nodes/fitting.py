@@ -1,0 +1,235 @@
+"""Whether one node can take one shard of a profile, or why not, in words that an operator acts on. Pure (ND-32).
+
+Checked in this order: the node's state, pins and labels, engine, disk, cards, memory, cores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.protocol import Gpu
+from catalog import spec
+from nodes.holdings import NOTHING, Holdings, Used
+from nodes.state import Node, required_memory_bytes
+
+LEAST_DISK_BYTES = 512 * 1024 * 1024
+"""A node with less free gets nothing new: an engine could not even write its log."""
+NAMED = 4
+"""How many of a kind a reason names before it only counts them."""
+
+
+Types = Mapping[str, Sequence[Gpu]]
+"""Cards by their type, which is their product name: PCIe and SXM cards of one class are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A node that could take a shard. `free`: by type, the cards that it may be given; types are never mixed."""
+
+    node: Node
+    used: Used
+    free: Types
+
+    @property
+    def free_cards(self) -> int:
+        return sum(map(len, self.free.values()))
+
+
+def consider(node: Node, model: spec.Model, profile: spec.Profile, held: Holdings) -> Fit | str:
+    """What a shard could be given of this node, or why it cannot run there."""
+    used = held.used.get(node.name, NOTHING)
+    fault = (
+        _state_fault(node)
+        or _home_fault(node, profile)
+        or _engine_fault(node, profile.engine)
+        or _disk_fault(node, profile, used)
+    )
+    if fault:
+        return fault
+    if profile.gpu_class is None:
+        needed = required_memory_bytes(model, profile)
+        fault = _memory_fault(node, needed, used) or _cores_fault(node, cores_counted(node, profile), used)
+        return fault or Fit(node, used, {})
+    free = _free(node, profile, held)
+    fault = _cards_fault(node, profile, free, held)
+    if fault:
+        return fault
+    roomy = _roomy(model, profile, free)
+    if not roomy:
+        return _card_memory_fault(model, profile, free)
+    return _reserved_fault(node, profile, used) or Fit(node, used, roomy)
+
+
+def cards_asked(profile: spec.Profile) -> int:
+    """How many cards a shard gets."""
+    return 0 if profile.gpu_class is None else max(profile.gpus_per_node, 1)
+
+
+def cores_counted(node: Node, profile: spec.Profile) -> float:
+    """What a shard is counted with: as declared; else on CPUs half the machine, as its threads are, on cards none."""
+    if profile.gpu_class is not None:
+        return profile.reserved_cores
+    return profile.reserved_cores or max(1, (node.cores or 0) // 2)
+
+
+# --- the node --------------------------------------------------------------------------------------------------------
+def _state_fault(node: Node) -> str:
+    if node.state != "ready":
+        return _NOT_READY[node.state]
+    if node.draining:
+        return "is being drained"
+    return "is cordoned" if node.cordoned else ""
+
+
+_NOT_READY = {
+    "joining": "has not registered yet",
+    "unreachable": "is unreachable",
+    "lost": "is lost",
+}
+
+
+def _home_fault(node: Node, profile: spec.Profile) -> str:
+    pinned = profile.only_nodes
+    if pinned and node.name not in pinned:
+        return f"is not among only_nodes of profile {profile.name}: {_listed(pinned)}"
+    labels = dict(node.labels)
+    for name, value in profile.labels:
+        if labels.get(name) != value:
+            has = f"has label {name}={labels[name]}" if name in labels else f"has no label {name}"
+            return f"{has}; profile {profile.name} asks for {name}={value}"
+    return ""
+
+
+def _engine_fault(node: Node, engine: str) -> str:
+    if engine in node.disabled_engines:
+        return f"has {engine} disabled"
+    builds = [build for build in node.builds if build.engine == engine]
+    if any(build.usable for build in builds):
+        return ""
+    if builds:
+        return f"cannot run {engine}: " + "; ".join(f"{build.name}: {build.reason or 'not usable'}" for build in builds)
+    return f"has no build of {engine}"
+
+
+def _disk_fault(node: Node, profile: spec.Profile, used: Used) -> str:
+    free = node.disk_free_bytes
+    needed = int((profile.min_disk_gb or 0) * 10**9)
+    if free is None:
+        return f"does not say how much disk it has free, and min_disk_gb asks for {_gb(needed)}" if needed else ""
+    if free < LEAST_DISK_BYTES:
+        return f"has only {free // 10**6} MB of disk free; free some"
+    if not needed or free - used.coming_bytes >= needed:
+        return ""
+    coming = f", of which {_gb(used.coming_bytes)} are for weights on their way" if used.coming_bytes else ""
+    return f"has {_gb(free)} of disk free{coming}, and min_disk_gb asks for {_gb(needed)}; free some"
+
+
+# --- on CPUs ---------------------------------------------------------------------------------------------------------
+def _memory_fault(node: Node, needed: int | None, used: Used) -> str:
+    if needed is None:
+        return ""
+    if node.memory_bytes is None:
+        return f"does not say how much memory it has, and {_gb(needed)} are required"
+    free = node.memory_bytes - used.memory_bytes
+    return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required" if free < needed else ""
+
+
+def _cores_fault(node: Node, needed: float, used: Used) -> str:
+    if used.replicas == 0 and used.cores == 0:
+        return ""  # a small machine runs one replica, whatever it is counted with
+    if node.cores is None:
+        return "does not say how many cores it has, and already runs a replica"
+    return _too_few_cores(node, node.cores, needed, used)
+
+
+def _too_few_cores(node: Node, cores: int, needed: float, used: Used) -> str:
+    free = cores - node.reserved_cores - used.cores
+    return f"has {max(free, 0):g} of {cores} cores left, {needed:g} are needed" if free < needed else ""
+
+
+# --- on cards --------------------------------------------------------------------------------------------------------
+def _free(node: Node, profile: spec.Profile, held: Holdings) -> Types:
+    """By type, the cards that a shard can be made of: types with enough that are free, and no slices to be joined."""
+    asked = cards_asked(profile)
+    types: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in node.gpus:
+        whole = asked == 1 or not gpu.slice_of
+        if gpu.gpu_class == profile.gpu_class and gpu.healthy and whole and (node.name, gpu.uuid) not in held.cards:
+            types[gpu.name].append(gpu)
+    return {name: gpus for name, gpus in types.items() if len(gpus) >= asked}
+
+
+def _cards_fault(node: Node, profile: spec.Profile, free: Types, held: Holdings) -> str:
+    if node.gpus_fault:
+        return f"has cards that cannot be read: {node.gpus_fault}"
+    if free:
+        return ""
+    there = [gpu for gpu in node.gpus if gpu.gpu_class == profile.gpu_class]
+    asked = cards_asked(profile)
+    if not there:
+        others = _counted(gpu.gpu_class for gpu in node.gpus)
+        return f"has no {profile.gpu_class}; it has {others or 'no cards'}"
+    if asked > 1 and all(gpu.slice_of for gpu in there):
+        return f"has {profile.gpu_class} only as MIG slices, which cannot be joined; {asked} are needed"
+    faulty = [gpu for gpu in there if not gpu.healthy]
+    healthy = [gpu for gpu in there if gpu.healthy]
+    holders = [held.cards[node.name, gpu.uuid] for gpu in healthy if (node.name, gpu.uuid) in held.cards]
+    loose = len(healthy) - len(holders)
+    parts = [f"{count} held by {name}" for name, count in sorted(Counter(holders).items())]
+    parts = [*parts[:NAMED], f"{len(parts) - NAMED} more replicas"] if len(parts) > NAMED else parts
+    if faulty:
+        faults = sorted({gpu.fault or "it does not say why" for gpu in faulty})
+        parts.append(f"{len(faulty)} faulty ({_listed(faults)})")
+    if loose >= asked:  # there would be enough, were they alike
+        unlike = [gpu.name for gpu in healthy if (node.name, gpu.uuid) not in held.cards]
+        parts.append(f"the free ones are {_counted(unlike)}, and one replica mixes no types")
+    why = f": {', '.join(parts)}" if parts else ""
+    return f"needs {asked} {profile.gpu_class}; {loose} free of {len(there)}{why}"
+
+
+def _roomy(model: spec.Model, profile: spec.Profile, free: Types) -> Types:
+    """What is left of `free` when each card must hold its even share of what the replica needs."""
+    needed = required_memory_bytes(model, profile)
+    if needed is None:
+        return free
+    asked = cards_asked(profile)
+    roomy = {
+        name: [gpu for gpu in gpus if (gpu.memory_bytes or 0) * asked * profile.nodes >= needed]
+        for name, gpus in free.items()
+    }
+    return {name: gpus for name, gpus in roomy.items() if len(gpus) >= asked}
+
+
+def _card_memory_fault(model: spec.Model, profile: spec.Profile, free: Types) -> str:
+    count = cards_asked(profile) * profile.nodes
+    needed = _gb(required_memory_bytes(model, profile) or 0)
+    sizes = [gpu.memory_bytes for gpus in free.values() for gpu in gpus]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return f"does not say how much memory its {profile.gpu_class} have, and {needed} are required"
+    have = f"{count} {profile.gpu_class} have {_gb(count * min(known))}"
+    return f"{have} of memory, {needed} are required; use more cards or a larger class"
+
+
+def _reserved_fault(node: Node, profile: spec.Profile, used: Used) -> str:
+    needed = profile.reserved_cores
+    if not needed:
+        return ""
+    if node.cores is None:
+        return f"does not say how many cores it has, and reserved_cores asks for {needed:g}"
+    return _too_few_cores(node, node.cores, needed, used)
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 10**9:.1f} GB"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
