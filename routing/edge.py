@@ -64,10 +64,14 @@ class DirectClient(Client):
             await self._news
         if self.disconnected:
             raise ClientLeft
+        return self.take(), self.more_body
+
+    def take(self) -> bytes:
+        """What of the body is there."""
         body, self.body = self.body, b""
         if not self.more_body:
             self._flow.resume_reading()  # a large last part has paused it, and a client that leaves is read too
-        return body, self.more_body
+        return body
 
     async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
         parts = self._head(status, headers, close)

@@ -133,10 +133,10 @@ class Exchange:
         try:
             self.grant = self.authenticate()
             self._check_route()
-            if self.method == "POST":
-                await self._read_body()
-            else:
+            if self.method != "POST":
                 self.body_read = True
+            elif not self._has_whole_body():
+                await self._read_body()
             await serving.serve(self, self._resolve())
         except Refusal as refusal:
             await self.refuse(refusal)
@@ -187,6 +187,21 @@ class Exchange:
             raise Refusal("route_unknown", "There is no such address here. GET /v1/models shows what is.")
         if method not in ("POST", "GET"):
             raise Refusal("method_not_allowed", f"{path[:100]} takes POST or GET, not {method[:20]}.")
+
+    def _has_whole_body(self) -> bool:
+        """Whether the body came with the head, plain and within the limit, as most do: then nothing is to be read."""
+        client = self.client
+        if (
+            not isinstance(client, DirectClient)
+            or client.more_body
+            or client.disconnected
+            or b"content-encoding" in self.headers
+            or len(client.body) > self.plane.settings.gateway.body_limit_bytes
+        ):
+            return False
+        self.raw_body = self.body = client.take()
+        self.body_read = True
+        return True
 
     async def _read_body(self) -> None:
         """(2) The whole body, undone and within the limit."""
