@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from catalog import spec
 from nodes.state import Cluster, Shard, required_memory_bytes
 
-COMING = ("fetching", "installing", "starting")
+COMING = ("waiting", "fetching", "installing", "starting")
 """States in which the weights of a shard may still be on their way to the disk."""
 
 
