@@ -33,6 +33,7 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
     meters.used(tokens, None if first is None or not streamed else first - started, total)
     if grant is None:
         return
+    shown = target if target is not None and target.model == model else None  # perhaps another's of the chain
     wall = time.time()
     cost = _cost(exchange, tokens, wall)
     exchange.plane.journal.append(
@@ -44,8 +45,8 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
             user=grant.user_id,
             route=path[:LONGEST_ROUTE] if route == "other" and path.isprintable() else route,
             model=model,
-            replica=target.replica if target is not None else "",
-            node=target.node if target is not None else "",
+            replica=shown.replica if shown is not None else "",
+            node=shown.node if shown is not None else "",
             status=status,
             error_code=code,
             streamed=streamed,

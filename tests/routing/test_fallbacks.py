@@ -246,6 +246,20 @@ async def test_where_nobody_has_room_it_is_told_of_the_model_that_was_asked_for(
         await at_rest(gateway)
 
 
+async def test_the_record_names_no_replica_of_another_model_than_its_own(start: Start, fleet: Fleet) -> None:
+    gate = Gate(fleet["a"])
+    fleet["b"].behaviour = fleet["c"].behaviour = mock_engine.fails(b"500 Oops")
+    async with start(fleet.store(slots=1), fallback_after_s=0.1) as gateway:
+        (task,) = await queue_up(gateway, [("first", KEY)], "a")
+        assert code(await gateway.chat({"model": "a"})) == "engine_busy"
+        gate.open()
+        await task
+        record = next(record for record in await gateway.records(2) if record.error_code)
+        assert (record.model, record.replica, record.node) == ("a", "", "")
+        assert record.explained is not None
+        assert [attempt.replica for attempt in record.explained.attempts] == ["b-1", "c-1"]
+
+
 async def test_who_leaves_while_it_waits_for_room_asks_no_fallback(start: Start, fleet: Fleet) -> None:
     gate = Gate(fleet["a"])
     async with start(fleet.store(slots=1), fallback_after_s=60) as gateway:
