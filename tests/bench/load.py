@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,12 @@ async def run(
     goes into the bodies; `load` fills up meanwhile."""
     url, load = httpx.URL(where), load or Load()
     loop, began, clients = asyncio.get_running_loop(), time.perf_counter(), []
+    assert url.port is not None, "an address with its port"
     for number in range(connections):
         request = request_of(url, callers[number % len(callers)], extra)
         if over_s:
             await asyncio.sleep(max(0.0, began + over_s * number / connections - time.perf_counter()))
-        _, client = await loop.create_connection(lambda sent=request: Client(sent, count, load), url.host, url.port)
+        _, client = await loop.create_connection(partial(Client, request, count, load), url.host, url.port)
         clients.append(client)
     await asyncio.gather(*(client.done for client in clients))
     load.seconds = time.perf_counter() - began
@@ -126,12 +128,16 @@ def tree(pid: int) -> list[int]:
 
 def cpu_us(pid: int) -> int:
     """User and system time so far."""
-    ticks = 0
+    return sum(user_and_system_us(pid))
+
+
+def user_and_system_us(pid: int) -> tuple[int, int]:
+    user = system = 0
     for one in tree(pid):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks * TICK_US
+            user, system = user + int(fields[11]), system + int(fields[12])
+    return user * TICK_US, system * TICK_US
 
 
 def rss_kib(pid: int) -> int:

@@ -1,7 +1,8 @@
 """Where a gateway's CPU goes: py-spy beside a load, as microseconds a request (or a chunk, or a second of idling).
 
 LLMGW_BENCH_SYSTEMS names the systems (llmgw, llmgw-large); LLMGW_BENCH_PROFILE what is asked (requests, chunks, idle).
-Samples of the process's running threads are shared out over the CPU time that it took, native code with its caller.
+Samples of the process's running threads are shared out over the CPU time that it took, native code and the kernel with
+their caller. A thread that was pushed off its core counts as running, so this is worth something on a quiet machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.bench.load import Load, cpu_us, run
+from tests.bench.load import Load, run, user_and_system_us
 from tests.bench.rig import ROOT, Rig, System, until_answers
 
 SYSTEMS = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw").split(",")
@@ -31,7 +32,11 @@ CLIENTS, STREAMS, DELAY_S = 32, 100, 0.02
 def record(pid: int, out: Path) -> None:
     spy = str(Path(sys.executable).with_name("py-spy"))
     command = [spy, "record", "--nonblocking", "--pid", str(pid), "--duration", str(SECONDS), "--rate", str(RATE)]
-    subprocess.run([*command, "--format", "raw", "--output", str(out)], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--threads", "--full-filenames", "--format", "raw", "--output", str(out)],
+        check=True,
+        capture_output=True,
+    )
 
 
 def asked(system: System, done: threading.Event, what: str) -> tuple[int, str]:
@@ -52,34 +57,34 @@ def asked(system: System, done: threading.Event, what: str) -> tuple[int, str]:
 
 
 def shares(stacks: Path) -> tuple[dict[str, Counter[str]], int]:
-    """Samples by function: where they were, and with all that it called; and of all."""
+    """Samples by function, and of all: where they were, and, of our own code, with all that it called."""
     own: Counter[str] = Counter()
     within: Counter[str] = Counter()
     total = 0
     for line in stacks.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
-        frames = [_name(frame) for frame in stack.split(";")]
+        thread, *frames = stack.split(";")
+        names = [_name(frame) for frame in frames]
         total += int(count)
-        own[frames[-1]] += int(count)
-        for frame in set(frames):
-            within[frame] += int(count)
+        own[names[-1][0] if names else thread] += int(count)
+        for name in {thread.partition(" (")[0], *(name for name, ours in names if ours)}:
+            within[name] += int(count)
     return {"itself": own, "with all it calls": within}, total
 
 
-def _name(frame: str) -> str:
-    """`function (path/file.py:12)` without the line."""
+def _name(frame: str) -> tuple[str, bool]:
+    """Of `function (path/file.py:12)`, without the line; whether it is our own code."""
     function, _, place = frame.partition(" (")
-    path = place.rpartition(":")[0]
-    with contextlib.suppress(ValueError):
-        path = str(Path(path).relative_to(ROOT))
-    return f"{function} ({'/'.join(path.split('/')[-2:])})"
+    path = Path(place.rpartition(":")[0])
+    ours = path.is_relative_to(ROOT) and ".venv" not in path.parts
+    return f"{function} ({'/'.join(path.parts[-2:])})", ours
 
 
-def show(title: str, each: Callable[[int], float], found: dict[str, Counter[str]]) -> None:
+def show(each: Callable[[int], float], found: dict[str, Counter[str]]) -> None:
     for how, counts in found.items():
-        print(f"\n{title}, {how}")
+        print(f"\n  {how}")
         for name, count in counts.most_common(SHOWN):
-            print(f"{each(count):8.2f} µs  {name}")
+            print(f"{each(count):10.2f} µs  {name}")
 
 
 def main() -> None:
@@ -99,14 +104,18 @@ def main() -> None:
                         done.set()
 
                 thread = threading.Thread(target=spy)
-                before = cpu_us(system.process.pid)
+                before = user_and_system_us(system.process.pid)
                 thread.start()
                 count, unit = asked(system, done, what)
-                spent = cpu_us(system.process.pid) - before
+                user, kernel = (
+                    (now - was) / count for now, was in zip(user_and_system_us(system.process.pid), before, strict=True)
+                )
                 thread.join()
                 found, total = shares(out)
-                title = f"{name}: {spent / count:.1f} µs a {unit} ({count:,} of them, {total:,} samples)"
-                show(title, lambda samples, part=spent / count / total: samples * part, found)  # type: ignore[misc]
+                print(
+                    f"\n{name}: {user + kernel:.1f} µs a {unit}, {kernel:.1f} of them in the kernel ({total:,} samples)"
+                )
+                show(lambda samples, part=(user + kernel) / total: samples * part, found)  # type: ignore[misc]
 
 
 if __name__ == "__main__":
