@@ -6,6 +6,7 @@ Sizes are bytes, durations seconds. `None` is unknown, never zero.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -221,6 +222,10 @@ class ShardSpec(Struct, frozen=True, kw_only=True):
     pp: int = 1
     nodes: int = 1
     startup_timeout_s: float = 1200
+    rendezvous: str = ""
+    """`host:port` where the leader awaits this rank; empty for the leader itself, and on one node."""
+    made_at: datetime | None = None
+    """When the replica was made, by the control plane's clock, so that a store that forgot knows its age."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -241,6 +246,8 @@ class ShardState(Struct, frozen=True, kw_only=True):
     reason: str = ""
     progress: Progress | None = None
     adopted: bool = False
+    rendezvous: int | None = None
+    """The port on which a leader awaits its replica's other ranks, once it listens there."""
 
 
 class Running(Struct, frozen=True, kw_only=True):

@@ -114,6 +114,8 @@ class Shard(models.Model):
     cores = models.FloatField(default=0, help_text="CPU cores it is counted with.")
     state = models.CharField(max_length=12, default="starting")
     port = models.IntegerField(null=True)
+    rendezvous = models.IntegerField(null=True, help_text="Where a leader awaits the other ranks, once it listens.")
+    fabric = models.CharField(max_length=120, blank=True, help_text="What it reaches the other shards over.")
     pid = models.IntegerField(null=True)
     progress = models.JSONField(default=dict, help_text="Stage, bytes done and total, as reported.")
     reason = models.CharField(max_length=1000, blank=True)
@@ -168,6 +170,7 @@ class Backoff(models.Model):
 
     model = models.CharField(max_length=200)
     profile = models.CharField(max_length=80)
+    node = models.CharField(max_length=120, blank=True, help_text="Where its starts failed; empty: anywhere.")
     profile_digest = models.CharField(max_length=64, help_text="Of what failed: a changed profile is tried at once.")
     failures = models.IntegerField(default=0)
     next_try_at = models.DateTimeField()
@@ -175,10 +178,13 @@ class Backoff(models.Model):
     tail = models.TextField(blank=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["model", "profile"], name="one_backoff_per_profile")]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "profile", "node"], name="one_backoff_per_profile_and_node")
+        ]
 
     def __str__(self) -> str:
-        return f"{self.model}/{self.profile} after {self.failures}"
+        where = f" on {self.node}" if self.node else ""
+        return f"{self.model}/{self.profile}{where} after {self.failures}"
 
 
 class ModelStatus(models.Model):

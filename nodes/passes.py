@@ -13,11 +13,12 @@ import msgspec
 from django.db import transaction
 
 from agent import protocol
+from catalog import spec
 from llmgw.core import doorbell, lease
 from nodes import commands, reconcile, snapshot, state, timeline
 from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
-from nodes.plans import Action, BackOff, Drain, Forget, Plan, Recover, Start, Stop
+from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
 from nodes.poke import poke
 
 __all__ = ["apply", "poke", "run_pass"]
@@ -62,6 +63,8 @@ def _do(action: Action, now: datetime) -> bool:
             return _expire(action, now)
         case Start():
             return _start(action, now)
+        case Join():
+            return _join(action, now)
         case Drain():
             return _drain(action, now)
         case Stop():
@@ -86,59 +89,96 @@ def _expire(action: Expired, now: datetime) -> bool:
 
 def _start(action: Start, now: datetime) -> bool:
     model, profile = action.model, action.profile
-    digest = state.profile_digest(model, profile)
-    adapters = tuple(protocol.Adapter(name=each.name, source=each.source) for each in model.adapters)
-    fields = {"model": model.name, "profile": profile.name, "profile_digest": digest, "engine": profile.engine}
-    times = {"made_at": now, "state_at": now, "wanted_at": now}
     _, made = Replica.objects.get_or_create(
         name=action.replica,
         defaults={
-            **fields,
-            **times,
+            "model": model.name,
+            "profile": profile.name,
+            "profile_digest": state.profile_digest(model, profile),
+            "engine": profile.engine,
+            "made_at": now,
+            "state_at": now,
+            "wanted_at": now,
             "weight": profile.weight,
             "max_loaded_adapters": profile.max_loaded_adapters,
-            "adapters": msgspec.to_builtins(adapters),
+            "adapters": msgspec.to_builtins(_adapters(model)),
             "wanted_why": action.why[:400],
         },
     )
     if not made:
         return False
     for part in action.parts:
-        spec = protocol.ShardSpec(
-            replica=action.replica,
-            rank=part.rank,
-            **fields,
-            source=model.source,
-            adapters=adapters,
-            max_loaded_adapters=profile.max_loaded_adapters,
-            args=profile.args,
-            env=dict(profile.env),
-            gpus=part.gpus,
-            cores=part.cores,
-            slots=profile.weight,
-            tp=profile.tp,
-            pp=profile.pp,
-            nodes=profile.nodes,
-            startup_timeout_s=profile.startup_timeout_s,
-        )
-        Shard.objects.create(
+        shard = Shard.objects.create(
             replica_id=action.replica,
             rank=part.rank,
             node_id=part.node,
+            state="waiting" if part.rank else "starting",
             gpus=list(part.gpus),
             cores=part.cores,
+            fabric=part.fabric,
             changed_at=now,
         )
-        commands.store(node=part.node, body=protocol.StartShard(spec=spec), now=now)
+        if part.rank == 0:
+            _tell_to_start(shard, model, profile, made_at=now, rendezvous="", now=now)
         timeline.note("start", action.why, at=now, model=model.name, replica=action.replica, node=part.node)
     return True
+
+
+def _join(action: Join, now: datetime) -> bool:
+    leader = Shard.objects.select_related("node", "replica").filter(replica=action.replica, rank=0).first()
+    if leader is None or leader.rendezvous is None or leader.replica.wanted != Wanted.RUN:
+        return False
+    waiting = Shard.objects.filter(replica=action.replica, rank__in=action.ranks, state="waiting")
+    told = list(waiting.order_by("rank"))
+    if not waiting.update(state="starting", changed_at=now):
+        return False
+    host = f"[{leader.node.address}]" if ":" in leader.node.address else leader.node.address
+    for shard in told:
+        made_at, rendezvous = leader.replica.made_at, f"{host}:{leader.rendezvous}"
+        _tell_to_start(shard, action.model, action.profile, made_at=made_at, rendezvous=rendezvous, now=now)
+        timeline.note("join", action.why, at=now, model=action.model.name, replica=action.replica, node=shard.node_id)
+    return True
+
+
+def _tell_to_start(
+    shard: Shard, model: spec.Model, profile: spec.Profile, *, made_at: datetime, rendezvous: str, now: datetime
+) -> None:
+    told = protocol.ShardSpec(
+        replica=shard.replica_id,
+        rank=shard.rank,
+        model=model.name,
+        profile=profile.name,
+        profile_digest=state.profile_digest(model, profile),
+        engine=profile.engine,
+        source=model.source,
+        adapters=_adapters(model),
+        max_loaded_adapters=profile.max_loaded_adapters,
+        args=profile.args,
+        env=dict(profile.env),
+        gpus=tuple(shard.gpus),
+        cores=shard.cores,
+        slots=profile.weight,
+        tp=profile.tp,
+        pp=profile.pp,
+        nodes=profile.nodes,
+        fabric=shard.fabric,
+        startup_timeout_s=profile.startup_timeout_s,
+        rendezvous=rendezvous,
+        made_at=made_at,
+    )
+    commands.store(node=shard.node_id, body=protocol.StartShard(spec=told), now=now)
+
+
+def _adapters(model: spec.Model) -> tuple[protocol.Adapter, ...]:
+    return tuple(protocol.Adapter(name=each.name, source=each.source) for each in model.adapters)
 
 
 def _want(action: Drain | Stop, wanted: Wanted, now: datetime, *, was: tuple[Wanted, ...]) -> bool:
     rows = Replica.objects.filter(name=action.replica, wanted__in=was)
     changed = rows.update(wanted=wanted, wanted_at=now, wanted_why=action.why[:400])
     if changed:
-        timeline.note(wanted.value, action.why, at=now, model=action.model, replica=action.replica)
+        home = _home(action.replica)
+        timeline.note(wanted.value, action.why, at=now, model=action.model, replica=action.replica, node=home)
     return bool(changed)
 
 
@@ -149,23 +189,31 @@ def _drain(action: Drain, now: datetime) -> bool:
 def _stop(action: Stop, now: datetime) -> bool:
     if not _want(action, Wanted.STOP, now, was=(Wanted.RUN, Wanted.DRAIN)):
         return False
-    shards = Shard.objects.filter(replica=action.replica)
+    shards = Shard.objects.filter(replica=action.replica).order_by("rank")
+    told = list(shards.exclude(state="waiting"))
+    shards.filter(state="waiting").update(state="stopped", changed_at=now)
     if commands.withdraw_starts(action.replica):
         shards.update(state="stopped", changed_at=now)
         return True
-    for shard in shards:
+    for shard in told:
         body = protocol.StopShard(replica=action.replica, rank=shard.rank)
         commands.store(node=shard.node_id, body=body, now=now)
     return True
 
 
 def _forget(action: Forget, now: datetime) -> bool:
+    home = _home(action.replica)
     gone, _ = Replica.objects.filter(name=action.replica).delete()
     if gone:
         commands.discard(action.replica)
         ReplicaLoad.objects.filter(replica=action.replica).delete()
-        timeline.note("gone", action.why, at=now, model=action.model, replica=action.replica)
+        timeline.note("gone", action.why, at=now, model=action.model, replica=action.replica, node=home)
     return bool(gone)
+
+
+def _home(replica: str) -> str:
+    """The node of the leader, whose timeline tells of the replica too."""
+    return Shard.objects.filter(replica=replica).order_by("rank").values_list("node_id", flat=True).first() or ""
 
 
 def _back_off(action: BackOff, now: datetime) -> bool:
@@ -177,19 +225,19 @@ def _back_off(action: BackOff, now: datetime) -> bool:
         "reason": held.reason[:1000],
         "tail": held.tail,
     }
-    rows = Backoff.objects.filter(model=held.model, profile=held.profile)
+    rows = Backoff.objects.filter(model=held.model, profile=held.profile, node=held.node)
     if rows.filter(profile_digest=held.profile_digest, failures__gte=held.failures).exists():
         return False
     if not rows.update(**fields):
-        Backoff.objects.create(model=held.model, profile=held.profile, **fields)
-    timeline.note("backoff", action.why, at=now, model=held.model)
+        Backoff.objects.create(model=held.model, profile=held.profile, node=held.node, **fields)
+    timeline.note("backoff", action.why, at=now, model=held.model, node=held.node)
     return True
 
 
 def _recover(action: Recover, now: datetime) -> bool:
-    gone, _ = Backoff.objects.filter(model=action.model, profile=action.profile).delete()
+    gone, _ = Backoff.objects.filter(model=action.model, profile=action.profile, node=action.node).delete()
     if gone:
-        timeline.note("recovered", action.why, at=now, model=action.model)
+        timeline.note("recovered", action.why, at=now, model=action.model, node=action.node)
     return bool(gone)
 
 

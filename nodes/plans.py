@@ -12,12 +12,23 @@ from nodes.state import Backoff, TurnedDown
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A new replica of `model` under `profile`, in the parts that placement gave it."""
+    """A new replica of `model` under `profile`, in the parts that placement gave it. Rank 0 starts; others wait."""
 
     replica: str
     model: spec.Model
     profile: spec.Profile
     parts: tuple[Part, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The leader of `replica` listens: the shards of these `ranks` are told to start (ND-43)."""
+
+    replica: str
+    model: spec.Model
+    profile: spec.Profile
+    ranks: tuple[int, ...]
     why: str
 
 
@@ -54,14 +65,15 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Earlier failures of the profile no longer count."""
+    """Earlier failures of the profile no longer count, on one `node` or everywhere."""
 
     model: str
     profile: str
     why: str
+    node: str = ""
 
 
-Action = Expired | Start | Drain | Stop | Forget | BackOff | Recover
+Action = Expired | Start | Join | Drain | Stop | Forget | BackOff | Recover
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from agent import protocol
+from catalog.models import Profile
 from llmgw.core import doorbell
 from nodes import commands, timeline
 from nodes.models import Event, Replica, Shard, Wanted
@@ -36,10 +37,14 @@ def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) ->
             return True
         return status.state in OVER
     moved = shard.port != status.port
+    over = shard.state != status.state and status.state in protocol.ENDED
+    listens = shard.rendezvous is None and status.rendezvous is not None
     shard.state, shard.port, shard.pid, shard.changed_at = status.state, status.port, status.pid, now
-    shard.reason = status.reason[:1000]
+    shard.reason, shard.rendezvous = status.reason[:1000], status.rendezvous
     shard.progress = msgspec.to_builtins(status.progress) if status.progress else {}
-    shard.save(update_fields=["state", "port", "pid", "changed_at", "reason", "progress"])
+    shard.save(update_fields=["state", "port", "pid", "changed_at", "reason", "progress", "rendezvous"])
+    if over or listens:
+        poke()
     if _follow(shard.replica, status.reason, tail, now) or moved:
         doorbell.table_changed()
     return True
@@ -60,7 +65,7 @@ def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
     if state in ("ready", "failed", "stopped", "loading"):
         text = f"replica {replica.name} of {replica.model} is {state}" + (f": {reason}" if reason else "")
         timeline.note(state, text, at=now, model=replica.model, replica=replica.name)
-    if state in ("ready", *protocol.ENDED):
+    if state == "ready":
         poke()
     return True
 
@@ -87,7 +92,8 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
 
 
 def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]) -> Shard | None:
-    """Rows for a shard that runs, if the store does not know its replica, or learned of it in this very register."""
+    """Rows for a shard that runs, if the store does not know its replica, or learned of it in this very register, or
+    of a part of it from another node's."""
     replica, made = Replica.objects.get_or_create(
         name=spec.replica,
         defaults={
@@ -101,18 +107,34 @@ def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]
             "wanted_at": now,
             "wanted_why": f"found running on node {node}",
             "state_at": now,
-            "made_at": now,
+            "made_at": min(spec.made_at or now, now),
         },
     )
     if made:
         text = f"replica {replica.name} of {replica.model} was found running on node {node}, and is kept"
         timeline.note("adopted", text, at=now, model=replica.model, replica=replica.name, node=node)
         adopted.add(replica.name)
-    elif replica.name not in adopted:
+    elif replica.name not in adopted and not _lacks(replica, spec):
         return None
     return Shard.objects.create(
-        replica=replica, rank=spec.rank, node_id=node, gpus=list(spec.gpus), cores=spec.cores, changed_at=now
+        replica=replica,
+        rank=spec.rank,
+        node_id=node,
+        gpus=list(spec.gpus),
+        cores=spec.cores,
+        fabric=spec.fabric,
+        changed_at=now,
     )
+
+
+def _lacks(replica: Replica, spec: protocol.ShardSpec) -> bool:
+    """The store knows other ranks of this very replica and not this one, which its profile has."""
+    told = spec.model, spec.profile, spec.profile_digest
+    if (replica.model, replica.profile, replica.profile_digest) != told or replica.wanted != Wanted.RUN:
+        return False
+    if Shard.objects.filter(replica=replica, rank=spec.rank).exists():
+        return False
+    return Profile.objects.filter(model__name=spec.model, name=spec.profile, nodes__gt=spec.rank).exists()
 
 
 def _stop_again(node: str, replica: str, rank: int, now: datetime) -> None:
@@ -140,7 +162,7 @@ def _refuse(node: str, status: protocol.ShardState, now: datetime) -> None:
 
 def _gone(node: str, shard: Shard, now: datetime) -> None:
     """The agent does not know a shard that we do: it never got the command, was to stop it, or lost it."""
-    if shard.state in protocol.ENDED and shard.replica.wanted != Wanted.STOP:
+    if shard.state == "waiting" or (shard.state in protocol.ENDED and shard.replica.wanted != Wanted.STOP):
         return
     if commands.unanswered(shard.replica_id, "start_shard").filter(node=node).exists():
         return  # its start is sent again

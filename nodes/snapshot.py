@@ -59,10 +59,8 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
         models=catalog.models.Model.objects.snapshot(),
         replicas=_replicas(now),
         backoffs=tuple(
-            state.Backoff(
-                row.model, row.profile, row.profile_digest, row.failures, row.next_try_at, row.reason, row.tail
-            )
-            for row in models.Backoff.objects.all()
+            state.Backoff(**row)
+            for row in models.Backoff.objects.values(*(field.name for field in fields(state.Backoff)))
         ),
         statuses=tuple(
             state.Status(row.model, msgspec.convert(row.reasons, tuple[state.TurnedDown, ...]), row.demand_at)
@@ -145,11 +143,11 @@ def _shards() -> dict[str, list[state.Shard]]:
     """By replica, in the order of rank."""
     found: dict[str, list[state.Shard]] = defaultdict(list)
     rows = models.Shard.objects.order_by("rank").values_list(
-        "replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress")
+        "replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress"), "rendezvous"
     )
-    for replica, node, rank, told, cores, gpus, progress in rows:
+    for replica, node, rank, told, cores, gpus, progress, rendezvous in rows:
         note = state.in_words(_progress(progress))
-        found[replica].append(state.Shard(node, rank, told, cores, _cards(gpus), note))
+        found[replica].append(state.Shard(node, rank, told, cores, _cards(gpus), note, rendezvous))
     return found
 
 

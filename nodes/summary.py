@@ -215,7 +215,7 @@ def _model(
 ) -> ModelLine:
     live = [r for r in mine if r.wanted == "run" and not lost.intersection(shard.node for shard in r.shards)]
     ready = [replica for replica in live if replica.state == "ready"]
-    waiting = [backoff for backoff in held if backoff.next_try_at > now]
+    waiting = [each for each in held if each.next_try_at > now and (not each.node or not live)]
     state, note = _model_state(model, live, ready, waiting or ([] if live else held), reasons)
     return ModelLine(
         name=model.name,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agent.protocol import Build, Gpu, State
 from catalog import spec
 from nodes.expiry import Expired
-from nodes.plans import BackOff, Drain, Forget, Plan, Recover, Start, Stop
-from nodes.state import Backoff, Cluster, Load, Node, Replica, Rules, Shard, Status, profile_digest
+from nodes.plans import BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
+from nodes.state import At, Backoff, Cluster, Load, Node, Replica, Rules, Shard, Status, profile_digest
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 NODES = ("alpha", "bravo", "charlie", "delta")
@@ -140,21 +140,26 @@ def carried_out(cluster: Cluster, plan: Plan, now: datetime) -> Cluster:
                     wanted_at=now,
                     state_at=now,
                     shards=tuple(
-                        Shard(node=part.node, rank=part.rank, cores=part.cores, gpus=part.gpus) for part in action.parts
+                        Shard(part.node, part.rank, "waiting" if part.rank else "starting", part.cores, part.gpus)
+                        for part in action.parts
                     ),
                 )
                 cluster = replace(cluster, replicas=(*cluster.replicas, started))
+            case Join():
+                cluster = _with_shards(cluster, action.replica, "starting")
             case Drain() | Stop():
                 wanted = "drain" if isinstance(action, Drain) else "stop"
                 cluster = _changed(cluster, action.replica, wanted=wanted, wanted_at=now)
+                if wanted == "stop":
+                    cluster = _with_shards(cluster, action.replica, "stopped")
             case Forget():
                 kept = tuple(replica for replica in cluster.replicas if replica.name != action.replica)
                 cluster = replace(cluster, replicas=kept)
             case BackOff():
-                cluster = _without(cluster, action.backoff.model, action.backoff.profile)
+                cluster = _without(cluster, action.backoff.model, action.backoff.profile, action.backoff.node)
                 cluster = replace(cluster, backoffs=(*cluster.backoffs, action.backoff))
             case Recover():
-                cluster = _without(cluster, action.model, action.profile)
+                cluster = _without(cluster, action.model, action.profile, action.node)
             case _:
                 assert_never(action)
     return cluster
@@ -168,6 +173,14 @@ def _changed(cluster: Cluster, name: str, **fields: object) -> Cluster:
     return replace(cluster, replicas=replicas)
 
 
-def _without(cluster: Cluster, model: str, profile: str) -> Cluster:
-    kept = tuple(held for held in cluster.backoffs if (held.model, held.profile) != (model, profile))
+def _with_shards(cluster: Cluster, name: str, state: At) -> Cluster:
+    """The shards that waited to be told have been told to start, or that they need not."""
+    [replica] = [replica for replica in cluster.replicas if replica.name == name]
+    shards = (replace(shard, state=state) if shard.state == "waiting" else shard for shard in replica.shards)
+    return _changed(cluster, name, shards=tuple(shards))
+
+
+def _without(cluster: Cluster, model: str, profile: str, node: str) -> Cluster:
+    key = model, profile, node
+    kept = tuple(held for held in cluster.backoffs if (held.model, held.profile, held.node) != key)
     return replace(cluster, backoffs=kept)
