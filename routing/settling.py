@@ -36,40 +36,42 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
     shown = target if target is not None and target.model == model else None  # perhaps another's of the chain
     wall = time.time()
     cost = _cost(exchange, tokens, wall)
-    exchange.plane.journal.append(
-        Record(
-            request_id=exchange.request_id,
-            at=wall,
-            project=grant.project_id,
-            key=grant.key_id,
-            user=grant.user_id,
-            route=path[:LONGEST_ROUTE] if route == "other" and path.isprintable() else route,
-            model=model,
-            replica=shown.replica if shown is not None else "",
-            node=shown.node if shown is not None else "",
-            status=status,
-            error_code=code,
-            streamed=streamed,
-            prompt_tokens=tokens.prompt,
-            cached_tokens=tokens.cached,
-            completion_tokens=tokens.completion,
-            reasoning_tokens=tokens.reasoning,
-            estimated=tokens.estimated,
-            queue_ms=exchange.queue_ms,
-            first_token_ms=None if first is None else round((first - started) * 1e3, 3),
-            total_ms=round(total * 1e3, 3),
-            adapter=served.adapter if served is not None else "",
-            cost=cost,
-            band=exchange.band,
-            explained=_explained(exchange),
+    try:
+        exchange.plane.journal.append(
+            Record(
+                request_id=exchange.request_id,
+                at=wall,
+                project=grant.project_id,
+                key=grant.key_id,
+                user=grant.user_id,
+                route=path[:LONGEST_ROUTE] if route == "other" and path.isprintable() else route,
+                model=model,
+                replica=shown.replica if shown is not None else "",
+                node=shown.node if shown is not None else "",
+                status=status,
+                error_code=code,
+                streamed=streamed,
+                prompt_tokens=tokens.prompt,
+                cached_tokens=tokens.cached,
+                completion_tokens=tokens.completion,
+                reasoning_tokens=tokens.reasoning,
+                estimated=tokens.estimated,
+                queue_ms=exchange.queue_ms,
+                first_token_ms=None if first is None else round((first - started) * 1e3, 3),
+                total_ms=round(total * 1e3, 3),
+                adapter=served.adapter if served is not None else "",
+                cost=cost,
+                band=exchange.band,
+                explained=_explained(exchange),
+            )
         )
-    )
-    hold = exchange.hold
-    if hold is not None:
-        if target is None:
-            hold.release(now)
-        else:
-            hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
+    finally:
+        hold = exchange.hold
+        if hold is not None:
+            if target is None:
+                hold.release(now)
+            else:
+                hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
 
 
 def _cost(exchange: Exchange, tokens: Tokens, wall: float) -> int | None:
