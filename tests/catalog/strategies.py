@@ -8,6 +8,7 @@ from catalog import names, spec
 
 labels = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+label_values = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
 small = st.integers(1, 8)
 
 
@@ -36,6 +37,9 @@ def profiles(draw: st.DrawFn, name: str) -> spec.Profile:
             required_memory_gb=draw(st.none() | st.floats(0.1, 4000)),
             launch_mode=draw(st.sampled_from(spec.LAUNCH_MODES)),
             capacity_class=draw(st.sampled_from(spec.CAPACITY_CLASSES)),
+            min_disk_gb=draw(st.none() | st.floats(0.1, 4000)),
+            labels=tuple(draw(st.dictionaries(st.sampled_from(("zone", "a.b/c")), label_values, max_size=2)).items()),
+            only_nodes=draw(st.sampled_from(((), tuple(f"gpu-{number}" for number in range(nodes + 1))))),
             max_loaded_adapters=None if engine == "llamacpp" else draw(st.sampled_from((None, -1, 0, 1, 4))),
         )
     )
@@ -53,6 +57,7 @@ def models(draw: st.DrawFn, held: list[str]) -> spec.Model:
             aliases=draw(st.sampled_from(((), (alias,)))),
             source="" if external else draw(st.sampled_from(("/m/a.gguf", "./a.gguf", "org/name", "https://h/a.gguf"))),
             external=external,
+            team=draw(st.sampled_from(("", "red", "a-b_9"))),
             profiles=()
             if external
             else tuple(

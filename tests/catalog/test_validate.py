@@ -234,6 +234,17 @@ def test_the_equation_counts_cards() -> None:
         (CPU, {"capacity_class": "spott"}, "capacity_class"),
         (CPU, {"max_loaded_adapters": 1}, "max_loaded_adapters"),
         (GPU, {"max_loaded_adapters": MAX_LIST + 1}, "max_loaded_adapters"),
+        (CPU, {"min_disk_gb": 0}, "min_disk_gb"),
+        (CPU, {"min_disk_gb": float("inf")}, "min_disk_gb"),
+        (CPU, {"labels": (("", "a"),)}, "labels"),
+        (CPU, {"labels": (("a b", "a"),)}, "labels"),
+        (CPU, {"labels": (("a", "x" * 64),)}, "labels"),
+        (CPU, {"labels": (("a", "x\ny"),)}, "labels"),
+        (CPU, {"labels": tuple((f"l{i}", "") for i in range(MAX_LIST + 1))}, "labels"),
+        (CPU, {"only_nodes": ("a b",)}, "only_nodes"),
+        (CPU, {"only_nodes": ("a", "a")}, "only_nodes"),
+        (CPU, {"only_nodes": tuple(f"n{i}" for i in range(MAX_LIST + 1))}, "only_nodes"),
+        (GPU, {"only_nodes": ("a",), "nodes": 2, "tp": 2}, "only_nodes"),
         (CPU, {"args": ("--api-key=x",)}, "args"),
         (CPU, {"args": ("a\0b",)}, "args"),
         (CPU, {"args": ("a\ud800",)}, "args"),
@@ -256,6 +267,11 @@ def test_every_profile_has_a_name_of_its_own() -> None:
         "model m, profile CPU: name: Another profile of this model has that name; rename one."
     ]
     assert on(profiles=(CPU, replace(CPU, name=""))) == ["model m: profiles: Profile 2 has no name; give it one."]
+
+
+def test_where_it_may_run_is_said_by_labels_and_names_of_nodes() -> None:
+    homes = {"labels": (("zone", "a"), ("llmgw.io/rack", "")), "only_nodes": ("gpu-1", "gpu_2"), "min_disk_gb": 0.5}
+    assert profile(**homes) == []
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -313,6 +329,7 @@ def test_an_external_address_that_is_refused_gets_no_remark_besides() -> None:
         ({"slo": spec.Slo(None, -1)}, "slo.tpot_p99"),
         ({"band": " x"}, "band"),
         ({"required_memory_gb": -1.0}, "required_memory_gb"),
+        ({"team": "the reds"}, "team"),
         ({"adapters": (spec.Adapter("t", ""),)}, "adapters"),
         ({"adapters": (spec.Adapter("t", "~"),)}, "adapters"),
         ({"external": replace(EXTERNAL, url="ftp://x"), "profiles": ()}, "external.url"),
