@@ -56,6 +56,22 @@ class Room:
     action: Drain | Stop | None = None
 
 
+def find(model: spec.Model, view: View, held: Holds, wary: Holds, kept: Kept) -> tuple[Placed | Unplaced, Room | None]:
+    """A place, rather where the model has not failed yet (`wary`), even if its own last try has yet to leave there."""
+    found = seek(model, view.cluster, wary, kept)
+    if isinstance(found, Placed) or all(_same(model, profile, held, wary) for profile in model.profiles):
+        return found, None
+    going = frozenset(r.name for r in view.cluster.replicas if r.wanted != "run" and r.model == model.name)
+    if going and isinstance(later := _Wish(model, view, wary, kept, going).without(), Placed):
+        return found, Room(_homes(later))
+    return seek(model, view.cluster, held, kept), None
+
+
+def _same(model: spec.Model, profile: spec.Profile, held: Holds, wary: Holds) -> bool:
+    key = model.name, profile.name
+    return held.get(key) == wary.get(key)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A model that found no place, and all that its place depends on."""

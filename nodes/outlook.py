@@ -98,18 +98,27 @@ Holds = Mapping[tuple[str, str], Mapping[str, str]]
 """By model and profile: why it is not tried on a node now, under its name, or nowhere, under an empty one."""
 
 
-def holds(view: View, failed: Iterable[BackOff]) -> Holds:
-    """Which profiles wait after failures; one that changed meanwhile does not."""
+def holds(view: View, failed: Iterable[BackOff], *, wary: bool = False) -> Holds:
+    """Which profiles wait after failures; one that changed meanwhile does not. `wary`: and those whose wait is over, on
+    the node that they failed on last."""
     latest = {(held.model, held.profile, held.node): held for held in view.cluster.backoffs}
     latest |= {(each.backoff.model, each.backoff.profile, each.backoff.node): each.backoff for each in failed}
     found: dict[tuple[str, str], dict[str, str]] = {}
     for (model, profile, node), held in latest.items():
-        if held.next_try_at > view.now and view.digests.get((model, profile)) == held.profile_digest:
+        if view.digests.get((model, profile)) != held.profile_digest:
+            continue
+        if held.next_try_at > view.now:
             found.setdefault((model, profile), {})[node] = _waits(held)
+        elif wary and node:
+            why = f"is tried last, after {_times(held.failures)} here: {held.reason}"
+            found.setdefault((model, profile), {})[node] = why
     return found
 
 
 def _waits(held: Backoff) -> str:
-    failures = "1 failure" if held.failures == 1 else f"{held.failures} failures in a row"
     here = " here" if held.node else ""
-    return f"waits until {held.next_try_at:%H:%M:%S} UTC after {failures}{here}: {held.reason}"
+    return f"waits until {held.next_try_at:%H:%M:%S} UTC after {_times(held.failures)}{here}: {held.reason}"
+
+
+def _times(failures: int) -> str:
+    return "1 failure" if failures == 1 else f"{failures} failures in a row"

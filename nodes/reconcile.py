@@ -8,18 +8,19 @@ register, or the next step towards room for it, (6) backoffs that are over.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from catalog import spec
-from nodes.capacity import make_room, seek
+from nodes.capacity import find, make_room, seek
 from nodes.expiry import expire
 from nodes.failures import Failed, back_off, recoveries
 from nodes.outlook import Holds, View, holds, look, profile_of, rank_of, retire
 from nodes.placement import Placed, Unplaced
-from nodes.plans import Action, Drain, Forget, Join, Plan, Start, Stop
+from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Start, Stop
 from nodes.scaling import Demand, bounds, demand
 from nodes.state import Cluster, Replica, Shard, TurnedDown
 
@@ -43,7 +44,7 @@ def plan(cluster: Cluster, now: datetime) -> Plan:
     ended = [action for fate in fates for action in fate if not isinstance(action, Failed)]
     joins = _joins(live, {action.replica for action in retired}, view)
     backoffs = back_off(view, (each for fate in fates for each in fate if isinstance(each, Failed)))
-    placed, reasons = _one_placement(demands, view, holds(view, backoffs))
+    placed, reasons = _one_placement(demands, view, backoffs)
     recovered = recoveries(view, backoffs)
     return Plan((*expired, *ended, *retired, *joins, *backoffs, *placed, *recovered), reasons)
 
@@ -157,21 +158,24 @@ def _joins(live: dict[str, list[Replica]], leaving: Set[str], view: View) -> Ite
 Reasons = tuple[tuple[str, tuple[TurnedDown, ...]], ...]
 
 
-def _one_placement(demands: Sequence[Demand], view: View, held: Holds) -> tuple[tuple[Action, ...], Reasons]:
+def _one_placement(
+    demands: Sequence[Demand], view: View, failed: Sequence[BackOff]
+) -> tuple[tuple[Action, ...], Reasons]:
     """At most one new replica: first for models that run short, the higher class first, then those with the fewest."""
     reasons: list[tuple[str, tuple[TurnedDown, ...]]] = []
     reasons += [(each.model.name, ()) for each in demands if not each.wants_one]
     if not view.settled:
         return (), tuple(reasons)
+    held, wary = holds(view, failed), holds(view, failed, wary=True)
     kept: dict[str, str] = {}
     for each in sorted((each for each in demands if each.wants_one), key=_urgency):
-        found = seek(each.model, view.cluster, held, kept)
+        found, room = find(each.model, view, held, wary, kept)
         if isinstance(found, Placed):
-            reasons.append((each.model.name, ()))
-            return (_start(each.model, found, view.now),), tuple(reasons)
+            return (_start(each.model, found, view),), (*reasons, (each.model.name, ()))
         reasons.append((each.model.name, found.reasons))
-        step = _swap(each, view, held, kept)
-        room = make_room(each.model, view, held, kept) if each.short and not step else None
+        step = None if room else _swap(each, view, held, kept)
+        if each.short and not room and not step:
+            room = make_room(each.model, view, held, kept)
         if room:
             step = room.action
             kept |= dict.fromkeys(room.nodes, f"is being cleared for {each.model.name}")
@@ -199,10 +203,12 @@ def _swap(each: Demand, view: View, held: Holds, kept: dict[str, str]) -> Drain 
     return retire(victim, f"profile {victim.profile} changed, and there is no room for both")
 
 
-def _start(model: spec.Model, placed: Placed, now: datetime) -> Start:
+def _start(model: spec.Model, placed: Placed, view: View) -> Start:
     slug = re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-")[:60] or "model"
     profile, nodes = placed.profile, ", ".join(part.node for part in placed.parts)
-    seed = f"{model.name} {profile.name} {nodes} {now.isoformat()}"
-    name = f"{slug}-{hashlib.sha256(seed.encode()).hexdigest()[:6]}"
+    seed = f"{model.name} {profile.name} {nodes} {view.now.isoformat()}"
+    taken = {replica.name for replica in view.cluster.replicas}
+    names = (f"{slug}-{hashlib.sha256(f'{seed} {turn}'.encode()).hexdigest()[:6]}" for turn in itertools.count())
+    name = next(name for name in names if name not in taken)
     why = f"replica {name} of {model.name} ({profile.name}) starts on {nodes}"
     return Start(name, model, profile, placed.parts, why)
