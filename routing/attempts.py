@@ -129,6 +129,7 @@ async def _attempt(exchange: Exchange, served: Served, target: Target) -> None:
             _note_failure(exchange, target, soft=error.soft)
         raise
     finally:
+        exchange.deadline = None
         target.end()
         if use is not None:
             exchange.plane.adapters.give_back(target, use)

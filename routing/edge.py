@@ -75,7 +75,10 @@ class DirectClient(Client):
 
     async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
         parts = self._head(status, headers, close)
-        parts += (b"content-length: %d\r\n\r\n" % len(body), body)
+        if status == HTTPStatus.NO_CONTENT:  # which has no length either
+            parts.append(b"\r\n")
+        else:
+            parts += (b"content-length: %d\r\n\r\n" % len(body), body)
         self._write(b"".join(parts))
         self._ended()
 
@@ -200,7 +203,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._idle_since = None
             known = self._known
             if known is not None and not self._message_open and (body := known[0].body_of(data)) is not None:
-                self._begin(known[1], DirectClient(self, body=body, more_body=False))
+                client = DirectClient(self, body=body, more_body=False)
+                self.cycle = self.client_side = client  # type: ignore[assignment]
+                self._begin(known[1], client)
                 return
             self._reading = data
         while True:
@@ -277,7 +282,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _begin(self, head: Head, client: DirectClient) -> None:
         assert self._gateway is not None
-        self.cycle = self.client_side = client  # type: ignore[assignment]
         run = self._gateway.begin(head, client, client.finished)
         self.tasks.add(run)  # type: ignore[arg-type]
         run.start()

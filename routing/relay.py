@@ -10,6 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from routing import accounting, answers, openai
 from routing.accounting import Tokens
 from routing.client import ClientLeft, Headers
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 HOLD_BYTES = 256 * 1024
+NO_CONTENT = 204
+_json = msgspec.json.Decoder()
 
 
 async def relay(exchange: Exchange, connection: Connection) -> None:
@@ -30,7 +34,7 @@ async def relay(exchange: Exchange, connection: Connection) -> None:
     content_type, length = answer.content_type, answer.length
     if content_type.startswith(b"text/event-stream"):
         await _stream(exchange, connection, headers)
-    elif content_type.startswith(b"application/json") or connection.status >= 400:
+    elif content_type.startswith(b"application/json") or connection.status >= 400 or connection.status == NO_CONTENT:
         await _whole(exchange, connection, headers, length)
     else:
         await _pass(exchange, connection, headers, length, b"")
@@ -66,6 +70,8 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
         return
     body += connection.take()
     status, code, tokens = connection.status, "", None
+    if status < 400 and status != NO_CONTENT and _cut_off(connection, body):
+        raise Broken("its answer ends in the middle")
     if status >= 400:
         body, headers = as_error(body, status, headers)
         code = "engine_refused"
@@ -74,9 +80,23 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
     exchange.record(status, code, tokens)
     exchange.answering = True
     if exchange.committed:
-        await exchange.client.end((b"event: error\n" if code else b"") + b"data: " + b" ".join(body.split()) + b"\n\n")
+        line = body.replace(b"\r", b"").replace(b"\n", b" ").strip()  # which stand between a JSON text's tokens only
+        await exchange.client.end((b"event: error\n" if code else b"") + b"data: " + line + b"\n\n")
     else:
         await exchange.client.answer(status, headers, body)
+
+
+def _cut_off(connection: Connection, body: bytes) -> bool:
+    """Whether this is the beginning of a JSON text. Where no length was said, a lost connection ends an answer too."""
+    if connection.answer.framed or any(name == b"content-encoding" for name, _ in connection.answer.kept):
+        return False
+    try:
+        _json.decode(body)
+    except msgspec.DecodeError:
+        return True
+    except RecursionError:
+        return False
+    return False
 
 
 async def _pass(
@@ -128,6 +148,8 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
                 if stream.cut:
                     raise cut()
                 await _write(exchange, data)
+        if _unfinished(exchange, connection, stream):
+            raise Broken("its stream ends in the middle")
     except (UpstreamError, ClientLeft, asyncio.CancelledError) as error:
         refusal = broken(exchange, error)
         record_stream(exchange, refusal.kind.status, refusal.code, stream)
@@ -137,6 +159,13 @@ async def _stream(exchange: Exchange, connection: Connection, headers: Headers) 
     rest = stream.flush()
     record_stream(exchange, status, "", stream)
     await client.end(rest)
+
+
+def _unfinished(exchange: Exchange, connection: Connection, stream: Stream) -> bool:
+    """Whether a stream that ended with its connection was cut: within an event, or before it said its end."""
+    if connection.answer.framed or stream.tail[-32:].rstrip().endswith(b"[DONE]"):
+        return False
+    return exchange.path in openai.USAGE_ROUTES or stream.holding or stream.mid_event
 
 
 async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, client: DirectClient) -> None:

@@ -94,6 +94,11 @@ class Stream:
         return self._open > 0
 
     @property
+    def holding(self) -> bool:
+        """Whether the beginning of an event waits for its end."""
+        return bool(self._held)
+
+    @property
     def tail(self) -> bytes:
         return b"".join(self._tail)[-TAIL_BYTES:]
 

@@ -208,6 +208,7 @@ class Connection(asyncio.Protocol):
             and self.error is None
             and self._keeps_alive
             and not transport.is_closing()
+            and not transport.get_write_buffer_size()  # it answered a request that it has not read
         ):
             self._reset()
             self.reused = True
@@ -253,13 +254,15 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._lost(f"what it sent is not HTTP ({error})")
-            return
+            if not self.ended:
+                self._lost(f"what it sent is not HTTP ({error})")
+                return
+            self._keeps_alive = False  # what came behind the answer takes nothing from it
         if not self.status and self._head_bytes > HEAD_LIMIT_BYTES:
             self._lost("its headers do not end")
             return
         if self._aligned:
-            self._aligned = data.endswith(b"\r\n")  # or the next chunk's size has begun
+            self._aligned = not self.ended and data.endswith(b"\r\n")  # or the next chunk's size has begun
         if self._sink is not None:
             if self._chunks:
                 chunks, self._chunks, self.buffered = self._chunks, [], 0
@@ -280,11 +283,17 @@ class Connection(asyncio.Protocol):
         if known is not None:
             self._pool.known = known, self.answer
 
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self._keeps_alive = False  # a second answer, to nobody: nothing of it may be taken for the first one's
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self.ended:
+            return
         status: int = self._parser.get_status_code()
         if status < 200:
             self._headers = []
@@ -299,12 +308,14 @@ class Connection(asyncio.Protocol):
         self._aligned = True
 
     def on_body(self, body: bytes) -> None:
+        if self.ended:
+            return
         self._chunks.append(body)
         self.buffered += len(body)
 
     def on_message_complete(self) -> None:
         self._aligned = False
-        if self.status:
+        if self.status and not self.ended:
             self.ended = True
             self._keeps_alive = self._parser.should_keep_alive()  # known only here
 

@@ -304,6 +304,9 @@ class Transport:
     def abort(self) -> None:
         self.aborted = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.aborted
 
@@ -313,8 +316,8 @@ class Transport:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def write(self, data: bytes) -> None:
-        pass
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 @dataclass
