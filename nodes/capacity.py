@@ -21,6 +21,8 @@ from nodes.state import Cluster, Replica, TurnedDown
 
 RESIDENT = timedelta(minutes=3)
 """How long after becoming ready an on-demand replica makes way for no other."""
+TRIED = 8
+"""Cheapest places that are looked at more closely, where a team's quota might be in the way."""
 
 Kept = Mapping[str, str]
 """Nodes that are being cleared, and what others who ask for them are told."""
@@ -160,17 +162,15 @@ def _preempt(wish: _Wish) -> Room | None:
         rank = rank_of(profile.capacity_class)
         lower = [r for r in view.cluster.replicas if r.wanted == "run" and _rank(r, view) < rank]
         one = replace(wish, model=replace(wish.model, profiles=(profile,)))
-        victims = _cheapest(one, lower) if lower else None
-        if victims is None:
-            continue
-        found = one.without(victim.name for victim in victims)
-        if not isinstance(found, Placed):  # a team's quota is in the way, which no preemption widens
-            continue
-        if any(_is_leaving(replica, rank, view) for replica in view.cluster.replicas):
-            return Room(_homes(found))
-        first = min(victims, key=least_missed)
-        because = f"{wish.model.name} ({profile.capacity_class}) needs its place, and {first.model} is of a lower class"
-        return Room(_homes(found), retire(first, because))
+        for victims in _sets(one, lower)[:TRIED] if lower else ():
+            found = one.without(victim.name for victim in victims)
+            if not isinstance(found, Placed):  # a team's quota is in the way, of which one node knows nothing
+                continue
+            if any(_is_leaving(replica, rank, view) for replica in view.cluster.replicas):
+                return Room(_homes(found))
+            first = min(victims, key=least_missed)
+            because = f"{wish.model.name} ({profile.capacity_class}) needs its place, and is of a higher class"
+            return Room(_homes(found), retire(first, because))
     return None
 
 
@@ -185,19 +185,19 @@ def _is_leaving(replica: Replica, rank: int, view: View) -> bool:
     return replica.wanted != "run" and _rank(replica, view) < rank and all(node.state == "ready" for node in homes)
 
 
-def _cheapest(wish: _Wish, lower: Sequence[Replica]) -> Sequence[Replica] | None:
-    """The replicas whose going makes room at the least cost; None when even all of `lower` would not do."""
-    found = wish.without(replica.name for replica in lower)
+def _sets(wish: _Wish, lower: Sequence[Replica]) -> Sequence[Sequence[Replica]]:
+    """Replicas whose going makes room, the cheapest set first; none when even all of `lower` would not do."""
+    found = wish.without(_names(lower))
     if isinstance(found, Unplaced):
-        return None
+        return ()
     by_node: dict[str, list[Replica]] = {}
     for replica in lower:
         for shard in replica.shards:
             by_node.setdefault(shard.node, []).append(replica)
     if len(found.parts) > 1:
-        return _pruned(wish, _fewest_nodes(wish, by_node), by_node)
+        return (_pruned(wish, _fewest_nodes(wish, by_node), by_node),)
     sets = [_pruned(wish, [node], by_node) for node in by_node if wish.on([node], _names(by_node[node]))]
-    return min(sets, key=lambda victims: _cost(victims, wish.view), default=None)
+    return sorted(sets, key=lambda victims: _cost(victims, wish.view))
 
 
 def _fewest_nodes(wish: _Wish, by_node: Mapping[str, Sequence[Replica]]) -> Sequence[str]:

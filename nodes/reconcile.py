@@ -195,8 +195,9 @@ def _swap(each: Demand, view: View, held: Holds, kept: dict[str, str]) -> Drain 
     if on_its_way or not each.leaving:
         return None
     victim = each.leaving[0]
-    if any(view.nodes[shard.node].draining for shard in victim.shards):
-        return retire(victim, f"node {victim.shards[0].node} is being drained, and no other has room")
+    emptied = next((shard.node for shard in victim.shards if view.nodes[shard.node].draining), "")
+    if emptied:
+        return retire(victim, f"node {emptied} is being drained, and no other has room")
     others = tuple(replica for replica in view.cluster.replicas if replica != victim)
     if isinstance(seek(each.model, replace(view.cluster, replicas=others), held, kept), Unplaced):
         return None

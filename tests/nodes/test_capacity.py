@@ -268,10 +268,24 @@ def test_what_would_only_widen_a_quota_is_not_preempted() -> None:
     high = replace(a_model("high", least=1, cards=2, capacity_class="guaranteed"), team="t")
     nodes = (machine("one", cards=2), machine("two", cards=2))
     theirs = a_model("theirs", least=1, cards=2, capacity_class="spot")
-    replicas = (serving(mine, "one-0", "one-1"), serving(theirs, "two-0", "two-1", node="two"))
+    busy = Load(at=NOW, in_flight=5)
+    replicas = (serving(mine, "one-0", "one-1", load=busy), serving(theirs, "two-0", "two-1", node="two"))
     quotas = {"t": {"h100-80g": 2}}
     taken = preempted(replicas, mine, theirs, high, nodes=nodes, quotas=quotas)
     assert taken == ["spot-1"]
+
+
+def test_nothing_makes_way_where_a_quota_would_need_more_than_one_place_cleared() -> None:
+    mine = replace(SPOT, team="t")
+    high = replace(a_model("high", least=1, cards=2, capacity_class="guaranteed"), team="t")
+    nodes = (machine("one", cards=2), machine("two", cards=2))
+    replicas = (serving(mine, "one-0", name="a"), serving(mine, "two-0", node="two", name="b"))
+    assert preempted(replicas, mine, high, nodes=nodes, quotas={"t": {"h100-80g": 2}}) == []
+
+
+def test_nothing_is_evicted_for_a_team_that_may_hold_no_more() -> None:
+    wanted = replace(WANTED, team="t")
+    assert evicted(serving(OLD, "one-0"), models=(OLD, wanted), quotas={"t": {"h100-80g": 0}}) == []
 
 
 @st.composite
@@ -309,7 +323,7 @@ def test_whoever_comes_when_nobody_makes_way_who_must_not_and_all_comes_to_rest(
             done = len(world.done)
             world.run(10, step=10)
             for action in world.done[done:]:
-                if isinstance(action, Drain) and "is of a lower class" in action.why:
+                if isinstance(action, Drain) and "is of a higher class" in action.why:
                     assert "drained" in action.why
                     high = action.why.split(": ")[1].split(" ")[0]
                     assert ranks[before[action.replica].model] < ranks[high]
