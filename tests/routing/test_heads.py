@@ -316,8 +316,8 @@ class Transport:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def get_write_buffer_size(self) -> int:
-        return 0
+    def write(self, data: bytes) -> None:
+        pass
 
 
 @dataclass
