@@ -164,7 +164,7 @@ def test_a_form_names_its_model_and_gets_another_in_its_place() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", form(), form(("file", "x")), form(("model", "")), form(("model", "a"), ("model", "b")), b"--" + BOUNDARY],
+    [form(), form(("file", "x")), form(("model", "")), form(("model", "a"), ("model", "b"))],
 )
 def test_a_form_without_one_model_is_refused(body: bytes) -> None:
     with pytest.raises(Refusal, match="model"):
@@ -172,22 +172,70 @@ def test_a_form_without_one_model_is_refused(body: bytes) -> None:
 
 
 def test_a_form_is_read_no_further_than_its_first_parts() -> None:
-    many = form(*[("a", "1")] * forms.FORM_PARTS, ("model", "m"))
+    few = form(*[("a", "1")] * (forms.FORM_PARTS - 1), ("model", "m"))
+    assert forms.peek(few, BOUNDARY).model == "m"
+    with pytest.raises(Refusal, match="parts"):
+        forms.peek(form(("model", "m"), *[("a", "1")] * forms.FORM_PARTS, ("model", "other")), BOUNDARY)
+
+
+PART = b"--" + BOUNDARY + b"\r\nContent-Disposition: form-data; "
+MODEL = PART + b'name="model"\r\n\r\nm\r\n'
+END = b"--" + BOUNDARY + b"--\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--" + BOUNDARY,
+        b"preamble\r\n" + MODEL + END,
+        MODEL,
+        MODEL + PART + b'name="model"; x="; name=y"\r\n\r\nother\r\n' + END,
+        MODEL + PART + b'name="y"; name="model"\r\n\r\nother\r\n' + END,
+        MODEL + PART + b"name*=utf-8''model; name=y\r\n\r\nother\r\n" + END,
+        MODEL + PART + b'name="y"\r\nContent-Disposition: form-data; name="model"\r\n\r\nother\r\n' + END,
+        MODEL + PART + b'x="y";\r\n name="model"\r\n\r\nother\r\n' + END,
+        MODEL + PART + b'x="y"\n; name="model"\r\n\r\nother\r\n' + END,
+        MODEL + PART + b'name="model\r\n\r\nother\r\n' + END,
+        MODEL + b"--" + BOUNDARY + b"x\r\n" + MODEL + END,
+        MODEL + PART + b'name="y"\r\n\r\n' + MODEL + END,
+        MODEL + b"--" + BOUNDARY + b"\r\nContent-Type: text/plain\r\n\r\nx\r\n" + END,
+        MODEL + PART + b'name="file"\r\nContent-Transfer-Encoding: base64\r\n\r\nbQ==\r\n' + END,
+        MODEL + PART + b'name="' + b"x" * forms.PART_HEAD_BYTES + b'"\r\n\r\n1\r\n' + END,
+    ],
+)
+def test_a_form_that_an_engine_might_read_otherwise_is_refused(body: bytes) -> None:
     with pytest.raises(Refusal):
-        forms.peek(many, BOUNDARY)
+        forms.peek(body, BOUNDARY)
+
+
+def test_forms_as_clients_write_them_are_read() -> None:
+    body = b"\r\n" + PART + b'name="file"; filename="a \\"b\\".wav"; filename*=utf-8\'\'a%20b\r\n'
+    body += b"Content-Type: audio/wav\r\n\r\nRIFF\r\n" + PART + b"name=model\r\n\r\nm\r\n" + END + b"epilogue"
+    assert forms.peek(body, BOUNDARY).model == "m"
+    assert forms.peek(MODEL + PART + b'name="prompt"\r\n\r\n\r\n' + END, BOUNDARY).model == "m"
 
 
 @pytest.mark.parametrize(
     ("header", "boundary"),
     [
         (b"multipart/form-data; boundary=abc", b"abc"),
-        (b'Multipart/Form-Data; charset=x; boundary="a b"', b"a b"),
+        (b'Multipart/Form-Data; charset=utf-8 ;boundary="a b"', b"a b"),
         (b"multipart/form-data", None),
         (b"application/json", None),
     ],
 )
 def test_the_boundary_is_read_from_the_content_type(header: bytes, boundary: bytes | None) -> None:
     assert forms.boundary(header) == boundary
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"charset=utf-7; boundary=a", b"boundary=a; boundary=b", b"boundary=a,multipart/form-data; boundary=b", b"x=y"],
+)
+def test_a_content_type_that_an_engine_might_read_otherwise_is_refused(rest: bytes) -> None:
+    with pytest.raises(Refusal):
+        forms.boundary(b"multipart/form-data; " + rest)
 
 
 @pytest.mark.parametrize("code", sorted(openai.ERRORS))
