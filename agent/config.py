@@ -17,6 +17,9 @@ from agent.yaml_settings import load as load_tree
 ENV_PREFIX = "LLMGW_AGENT_"
 __all__ = ["AgentSettings", "ConfigError", "load"]
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
+_FABRIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+MAX_LABEL_VALUE = 63
 
 
 class Section(BaseModel):
@@ -60,7 +63,9 @@ class AgentSettings(Section):
     address: str | None = None
     """Where engines listen, which gateways must reach; without it the address that faces the control plane."""
     labels: dict[str, str] = {}
-    """Labels that catalog constraints can name."""
+    """Labels that profiles can ask for."""
+    fabrics: dict[str, list[str]] = {}
+    """Fabrics that this node is on, each with its adapters as in /sys/class/infiniband: {ib0: [mlx5_0, mlx5_1]}."""
     work_dir: Path = Path("/var/lib/llmgw-agent")
     """Builds, weights, records of running shards, output of engines."""
     ports: Ports = Ports()
@@ -84,6 +89,35 @@ class AgentSettings(Section):
         if not _NODE.match(node):
             raise ValueError(f"{node!r} must be letters, digits, dots, hyphens and underscores, at most 128")
         return node
+
+    @field_validator("labels")
+    @classmethod
+    def _label_lines(cls, labels: dict[str, str]) -> dict[str, str]:
+        if len(labels) > protocol.MAX_LABELS:
+            raise ValueError(f"there are {len(labels)}; {protocol.MAX_LABELS} is the most")
+        for name, value in labels.items():
+            if not _LABEL.match(name):
+                raise ValueError(f"{name!r} is not a label's name: at most 63 letters, digits, dots, hyphens, / and _")
+            if len(value) > MAX_LABEL_VALUE or not value.isprintable():
+                raise ValueError(f"the value of {name} is not one line of at most {MAX_LABEL_VALUE} characters")
+        return labels
+
+    @field_validator("fabrics")
+    @classmethod
+    def _each_adapter_once(cls, fabrics: dict[str, list[str]]) -> dict[str, list[str]]:
+        if len(fabrics) > protocol.MAX_FABRICS:
+            raise ValueError(f"there are {len(fabrics)}; {protocol.MAX_FABRICS} is the most")
+        held: dict[str, str] = {}
+        for name, adapters in fabrics.items():
+            if not _FABRIC.match(name):
+                raise ValueError(f"{name!r} is not a fabric's name: at most 63 letters, digits, dots, hyphens and _")
+            if not adapters:
+                raise ValueError(f"fabric {name} names no adapter")
+            for adapter in adapters:
+                if adapter in held:
+                    raise ValueError(f"adapter {adapter} is in {held[adapter]} and in {name}; it is on one of them")
+                held[adapter] = name
+        return fabrics
 
     @field_validator("work_dir")
     @classmethod

@@ -16,19 +16,25 @@ from typing import IO, assert_never
 
 import msgspec
 
-from agent import files, logs, protocol
+from agent import files, logs, process, protocol
 from agent.answers import Answers
+from agent.bounds import within_bounds
 from agent.config import AgentSettings, ConfigError, load
 from agent.discovery.machine import Machine
+from agent.hardware import Found, Hardware
 from agent.host import Host
 from agent.installer import Installer
-from agent.protocol import Ack, Build, Command, File, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
+from agent.protocol import Ack, Command, Disk, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
 from agent.session import Session
 from agent.supervisor import Supervisor
 from agent.weights import Weights
 
 log = logging.getLogger(__name__)
 STOP_SESSION_S = 3.0
+FIRST_LOOK_S = 3.0
+"""How long a register waits for hardware to be read for the first time; heartbeats tell what comes later."""
+SHOWN_LOOK_S = 60.0
+"""How long a person who asks for the inventory waits for it."""
 
 
 class Agent:
@@ -37,6 +43,7 @@ class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._machine = Machine(work_dir=settings.work_dir)
+        self._hardware = Hardware.of_this_machine(settings.fabrics)
         self._weights = Weights(settings.work_dir / "models")
         self._installer = _installer(settings)
         host = _host(settings, self._machine)
@@ -45,7 +52,7 @@ class Agent:
             settings, host, weights=self._weights, installer=self._installer, publish=self._session.publish
         )
         self._answers = Answers(self._carry_out)
-        self._told: tuple[tuple[Build, ...], tuple[File, ...]] = ((), ())
+        self._told: Inventory | None = None
 
     async def serve(self, stopped: asyncio.Event) -> None:
         """Until `stopped` is set; then within 5 s, engines aside."""
@@ -65,8 +72,9 @@ class Agent:
     # --- what the session asks -------------------------------------------------------------------------------------
     async def register(self, address: str) -> Register:
         host = self._supervisor.host
-        self._supervisor.host = host = dataclasses.replace(host, address=address)
-        inventory = await self._look(host)
+        self._supervisor.host = dataclasses.replace(host, address=address)
+        await asyncio.to_thread(self._hardware.wait, FIRST_LOOK_S)
+        inventory, _ = await self._look()
         return Register(
             node=self._settings.node,
             agent_version=version(),
@@ -79,18 +87,23 @@ class Agent:
 
     async def heartbeat(self) -> Heartbeat:
         before = self._told
-        inventory = await self._look(self._supervisor.host)
+        inventory, found = await self._look()
+        load = await asyncio.to_thread(self._machine.load)
         return Heartbeat(
-            load=await asyncio.to_thread(self._machine.load),
+            load=msgspec.structs.replace(load, gpus=found.readings[: protocol.MAX_GPUS], gpus_age_s=found.age_s),
             shards=self._supervisor.states(),
-            inventory=None if (inventory.builds, inventory.files) == before else inventory,
+            inventory=None if before and _lasting(inventory) == _lasting(before) else inventory,
         )
 
-    async def _look(self, host: Host) -> Inventory:
-        """The machine as it is now; what it holds is remembered as told."""
-        inventory = await asyncio.to_thread(_inventory, self._machine, self._weights, self._installer, host)
-        self._told = (inventory.builds, inventory.files)
-        return inventory
+    async def _look(self) -> tuple[Inventory, Found]:
+        """The machine as it is now, remembered as told."""
+        given = self._supervisor.cards()
+        found = await asyncio.to_thread(self._hardware.look, given=given, ours=self._supervisor.pids)
+        self._supervisor.host = host = dataclasses.replace(self._supervisor.host, gpus=len(found.gpus))
+        self._told = inventory = await asyncio.to_thread(
+            _inventory, self._machine, self._weights, self._installer, host, found
+        )
+        return inventory, found
 
     def failures(self) -> tuple[ShardStatus, ...]:
         return self._supervisor.failures()
@@ -129,8 +142,12 @@ def run(settings: AgentSettings) -> int:
 
 def inventory(settings: AgentSettings) -> Inventory:
     """What the scheduler would see of this machine."""
-    machine = Machine(work_dir=settings.work_dir)
-    return _inventory(machine, Weights(settings.work_dir / "models"), _installer(settings), _host(settings, machine))
+    machine, hardware = Machine(work_dir=settings.work_dir), Hardware.of_this_machine(settings.fabrics)
+    hardware.wait(SHOWN_LOOK_S)
+    # Whose processes hold memory is not known here: those of a running agent are not ours to tell.
+    found = hardware.look(given=frozenset(), ours=process.table)
+    host = dataclasses.replace(_host(settings, machine), gpus=len(found.gpus))
+    return _inventory(machine, Weights(settings.work_dir / "models"), _installer(settings), host, found)
 
 
 def inventory_json(found: Inventory) -> str:
@@ -149,8 +166,19 @@ def inventory_text(found: Inventory) -> str:
         ("numa nodes", cpu.numa_nodes),
         ("memory", _gib(found.memory_bytes)),
         *(("disk", f"{disk.path}  {_gib(disk.free_bytes)} free of {_gib(disk.total_bytes)}") for disk in found.disks),
-        *(("gpu", f"{gpu.index} {gpu.name} {gpu.gpu_class}") for gpu in found.gpus),
-        *(("fabric", fabric.name) for fabric in found.fabrics),
+        *((("gpus", found.gpus_fault),) if found.gpus_fault else ()),
+        *(
+            ("gpu", f"{gpu.index} {gpu.name} {gpu.gpu_class}" + (f" - {gpu.fault}" if gpu.fault else ""))
+            for gpu in found.gpus
+        ),
+        *(
+            (
+                "fabric",
+                f"{fabric.name}  {', '.join(fabric.adapters)}" + (f" - {fabric.reason}" if fabric.reason else ""),
+            )
+            for fabric in found.fabrics
+        ),
+        *(("adapter", _adapter(adapter)) for adapter in found.adapters),
         *(
             ("build", f"{build.engine}: {build.name} {build.version}" + (f" - {build.reason}" if build.reason else ""))
             for build in found.builds
@@ -159,6 +187,16 @@ def inventory_text(found: Inventory) -> str:
         *(("cut", f"the list of {name} is longer than shown") for name in found.cut),
     ]
     return "\n".join(f"{name:<11} {'-' if value is None else value}" for name, value in lines)
+
+
+def _adapter(adapter: protocol.RdmaAdapter) -> str:
+    ports = (
+        f"{port.number} {port.link_layer or '-'} {port.state or '-'}"
+        + (f" {port.rate_gbit_s:g} Gbit/s" if port.rate_gbit_s is not None else "")
+        + (f" - {port.fault}" if port.fault else "")
+        for port in adapter.ports
+    )
+    return f"{adapter.name}  " + ("; ".join(ports) if not adapter.fault else adapter.fault)
 
 
 def version() -> str:
@@ -227,18 +265,32 @@ def _host(settings: AgentSettings, machine: Machine) -> Host:
     )
 
 
-def _inventory(machine: Machine, weights: Weights, installer: Installer, host: Host) -> Inventory:
+def _inventory(machine: Machine, weights: Weights, installer: Installer, host: Host, found: Found) -> Inventory:
     present, cut = weights.present()
-    return Inventory(
+    told = Inventory(
         hostname=machine.hostname(),
         os=machine.os_name(),
         kernel=machine.kernel(),
         cpu=machine.cpu(),
         memory_bytes=machine.memory_bytes(),
         disks=machine.disks(),
+        gpus=found.gpus,
+        gpus_fault=found.gpus_fault,
+        driver=found.driver,
+        cuda=found.cuda,
+        fabrics=found.fabrics,
+        adapters=found.adapters,
         builds=installer.present(host),
         files=present,
         cut=("files",) if cut else (),
+    )
+    return within_bounds(told)
+
+
+def _lasting(told: Inventory) -> Inventory:
+    """Without free space, which every heartbeat tells."""
+    return msgspec.structs.replace(
+        told, disks=tuple(Disk(path=disk.path, total_bytes=disk.total_bytes) for disk in told.disks)
     )
 
 

@@ -97,6 +97,16 @@ class Supervisor:
         """Every shard that has not ended: what a heartbeat carries."""
         return tuple(run.shard.status() for run in self._runs.values() if not run.shard.ended)
 
+    def cards(self) -> frozenset[str]:
+        """UUIDs of those that shards were given and have not yet given back."""
+        return frozenset(card for run in self._runs.values() if not run.shard.ended for card in run.shard.spec.gpus)
+
+    def pids(self) -> set[int]:
+        """Every process of every engine of this agent, remains included."""
+        found = set(process.marked(self._agent_mark))
+        leaders = [identity for run in list(self._runs.values()) for identity in run.processes]
+        return found | set(process.in_sessions(leaders))
+
     def failures(self) -> tuple[ShardStatus, ...]:
         """The last words of shards that failed, for a control plane that was not there to hear them."""
         return tuple(
