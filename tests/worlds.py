@@ -29,6 +29,7 @@ class Engine:
     pid: int
     state: protocol.State = "starting"
     reason: str = ""
+    rendezvous: int | None = None
 
     def status(self) -> protocol.ShardState:
         return protocol.ShardState(
@@ -38,6 +39,7 @@ class Engine:
             pid=self.pid,
             port=9000 + self.pid if self.state == "ready" else None,
             reason=self.reason,
+            rendezvous=self.rendezvous,
         )
 
 
@@ -118,14 +120,24 @@ class Agent:
                 self._report(stopped)
 
     def work(self) -> None:
-        """Engines come one step nearer to ready, or fail where this machine is broken."""
+        """Engines come one step nearer to ready, or fail where this machine is broken. Workers only live; a leader
+        listens, and loads when all of them are there."""
         steps: dict[protocol.State, protocol.State] = {"starting": "loading", "loading": "ready"}
         for engine in self.engines.values():
+            if engine.spec.rank or (engine.spec.nodes > 1 and engine.state == "starting" and not self._joined(engine)):
+                continue
             if self.broken and engine.state == "loading":
                 self.kill(engine, self.broken)
             elif engine.state in steps:
                 engine.state = steps[engine.state]
                 self.tell(engine)
+
+    def _joined(self, leader: Engine) -> bool:
+        if leader.rendezvous is None:
+            leader.rendezvous = 29500
+            self.tell(leader)
+        there = [engine for engine in self.world.engines() if engine.spec.replica == leader.spec.replica]
+        return len(there) == leader.spec.nodes
 
     def kill(self, engine: Engine, reason: str = "killed by signal 9") -> None:
         engine.state, engine.reason = "failed", reason
@@ -191,6 +203,16 @@ class World:
                 assert not passes.apply(plan, self.now)
             assert everything() == before
         raise AssertionError("passes do not come to rest")
+
+    def add_cards(self, name: str, cards: int = 2, *, fabric: str = "ib0") -> Agent:
+        """A machine with cards of one class, a fabric, and vLLM."""
+        gpus = tuple(
+            protocol.Gpu(uuid=f"{name}-{index}", index=index, name="H100", gpu_class="h100-80g")
+            for index in range(cards)
+        )
+        link = protocol.Fabric(name=fabric, link_layer="InfiniBand", rate_gbit_s=400)
+        builds = (protocol.Build(engine="vllm", name="vllm", version="1"),)
+        return self.add(name, cores=64, gpus=gpus, fabrics=(link,) if fabric else (), builds=builds)
 
     def restart_control_plane(self) -> None:
         """Streams end; a new one takes the lead and knows nothing but rows. Agents connect when told to."""
