@@ -18,6 +18,8 @@ from routing.openai import Refusal
 Policy = frozenset[str] | None
 """The hosts that may be named; None: any address may."""
 MAX_DEPTH = 64
+MAX_VALUES = 200_000
+"""Objects, lists and media in a body: to look through more would hold everybody else up."""
 _ESCAPES = tuple(b"\\u00%d" % digit for digit in range(2, 8))
 """How JSON can hide a letter of ASCII, and so of a field's name."""
 _MEDIA = frozenset(
@@ -64,6 +66,8 @@ def forbidden(body: bytes, allowed: Policy) -> str | None:
     """The first field of a JSON body that names something an engine may not fetch; None when there is none."""
     if allowed is None or not _may_name_media(body):
         return None
+    if body.count(b"{") + body.count(b"[") > MAX_VALUES:
+        raise _too_many()
     try:
         value = _decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -81,6 +85,10 @@ def refusal(field: str) -> Refusal:
         "operator to allow its host (gateway.media_urls).",
         param=field,
     )
+
+
+def _too_many() -> Refusal:
+    return Refusal("body_invalid", f"The body holds more than {MAX_VALUES:,} objects, lists and media; send less.")
 
 
 def _may_name_media(body: bytes) -> bool:
@@ -101,22 +109,27 @@ def _look_through(body: Any, allowed: frozenset[str]) -> str | None:
     Inside of media the nearest member's name goes along; outside it is None.
     """
     left: list[tuple[Any, Where, str | None, int]] = [(body, None, None, 0)]
+    seen = 0
     while left:
         value, where, inside, depth = left.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise _too_many()
         if isinstance(value, str):
             if inside is not None and not _passes(value, inside, allowed):
                 return _shown(where)
         elif depth > MAX_DEPTH:
             return _shown(where)
         elif isinstance(value, list):
-            left += [(each, (where, at), inside, depth + 1) for at, each in enumerate(value)][::-1]
-        elif isinstance(value, dict):
+            found = list | dict if inside is None else str | list | dict
+            items = enumerate(value)
+            left += [(each, (where, at), inside, depth + 1) for at, each in items if isinstance(each, found)][::-1]
+        else:
             members = [
                 (each, (where, name), name if inside is not None or _is_media(name, each) else None, depth + 1)
                 for name, each in value.items()
-                if isinstance(each, str | list | dict)
-                and not (depth == 0 and name in _UNSEEN)
-                and not (name == "input" and value.get("type") == "tool_use")
+                if (isinstance(each, list | dict) or (isinstance(each, str) and (inside is not None or name in _MEDIA)))
+                and not (name in _UNSEEN if depth == 0 else name == "input" and value.get("type") == "tool_use")
             ]
             left += members[::-1]
     return None

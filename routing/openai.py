@@ -224,6 +224,9 @@ def peek(body: bytes) -> Peek:
 
 
 MAX_CHOICES = 128
+MAX_MEMBERS = 1000
+MAX_MEMBER_NAME = 1000
+"""Characters. Longer names and more members than these would take the time of everybody's requests to look at."""
 BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -267,6 +270,9 @@ def _check_utf8(body: bytes) -> None:
 def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
     """Walk the members of a valid object. A mapping keeps only the last of two members with one name, so a walk
     that meets a name twice, or a value that is not the kept one, has found a duplicate."""
+    if len(members) > MAX_MEMBERS or max(map(len, members), default=0) > MAX_MEMBER_NAME:
+        text = f"The body has more than {MAX_MEMBERS:,} fields, or a name longer than {MAX_MEMBER_NAME:,} characters."
+        raise Refusal("body_invalid", text)
     spans: dict[str, Span] = {}
     at = body.index(b"{") + 1
     end = at

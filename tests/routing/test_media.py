@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from routing import media
 from routing.media import MAX_DEPTH, forbidden, policy
+from routing.openai import Refusal
 
 OFF = policy("off")
 BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -200,3 +201,22 @@ def test_wherever_a_picture_stands_its_address_is_found_and_its_content_passes(
 
     assert forbidden(placed("http://127.0.0.1/"), OFF) is not None
     assert forbidden(placed(DATA), OFF) in (None, "body")
+
+
+def test_no_word_beside_it_hides_what_a_body_asks_for() -> None:
+    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/"}]}]
+    for kind in ("tool_use", "message"):
+        request = json.dumps({"model": "m", "type": kind, "input": asked}).encode()
+        assert forbidden(request, OFF) == "input[0].content[0].image_url"
+
+
+@pytest.mark.parametrize(("field", "much"), [("x", "{},"), ("x", "[],"), ("images", '"data:",')])
+def test_more_than_can_be_looked_through_is_refused(field: str, much: str) -> None:
+    request = f'{{"model": "m", "image_url": "", "{field}": [{much * media.MAX_VALUES}1]}}'
+    with pytest.raises(Refusal, match="send less"):
+        forbidden(request.encode(), OFF)
+
+
+def test_long_lists_of_numbers_and_texts_that_are_no_media_are_no_matter() -> None:
+    request = {"model": "m", "image_url": "", "x": [1] * media.MAX_VALUES, "y": ["a"] * media.MAX_VALUES}
+    assert forbidden(json.dumps(request).encode(), OFF) is None

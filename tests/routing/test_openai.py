@@ -281,3 +281,16 @@ def test_models_are_listed_in_openais_shape() -> None:
     listed = json.loads(openai.model_list(["a", "org/b"], 5))
     assert [card["id"] for card in listed["data"]] == ["a", "org/b"]
     assert json.loads(openai.model_card("a", 5)) == {"id": "a", "object": "model", "created": 5, "owned_by": "llmgw"}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        b"".join(b',"%d":1' % number for number in range(openai.MAX_MEMBERS)),
+        b',"' + b"a" * openai.MAX_MEMBER_NAME + b'b":1',
+    ],
+)
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_a_body_of_more_fields_than_can_be_looked_at_is_refused(members: bytes, space: bytes) -> None:
+    with pytest.raises(Refusal, match="fields"):
+        openai.peek(b'{"model":"m"' + space + members + b"}")
