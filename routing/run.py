@@ -1,8 +1,8 @@
 """How a request's coroutine runs: at once, and on again within the very callback that it waited for.
 
-A task of asyncio would wait for the event loop's next round at its start and after each wait, which is a fifth of what
-a short request costs (docs/adr/0009-runs-instead-of-tasks.md). Everything else of asyncio can be awaited too, but for
-what asks for the current task: `asyncio.timeout` and its like need a task of their own.
+A task of asyncio would wait for the event loop's next round at its start and after each wait, behind all others of that
+round (docs/adr/0006-runs-instead-of-tasks.md). Everything else of asyncio can be awaited too, but for what asks for the
+current task: `asyncio.timeout` and its like need a task of their own.
 """
 
 from __future__ import annotations
