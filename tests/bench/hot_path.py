@@ -85,7 +85,7 @@ class AsTasks(Gateway):
 
 
 class Engine(Pools):
-    """One endpoint, and all of its connections: answers at once, in chunks where `stream` says so."""
+    """Every endpoint and its connections: answers at once, in chunks where `stream` says so."""
 
     def __init__(self, stream: bool) -> None:
         super().__init__()
@@ -123,37 +123,40 @@ class EnginePool(Pool):
 
 @dataclass(frozen=True)
 class Way:
-    """What is measured: `limited` by rates, places and a budget, with a price; as `tasks` instead of runs."""
+    """What is measured: `limited` by rates, places and a budget, with a price; `endpoints` to choose from, which then
+    is explained; as `tasks` instead of runs."""
 
     name: str
     stream: bool = False
     limited: bool = True
+    endpoints: int = 2
     tasks: bool = False
 
 
 WAYS = (
     Way("request"),
     Way("request, nothing limited", limited=False),
+    Way("request, one endpoint", endpoints=1),
     Way("request, as a task", tasks=True),
     Way("chunk", stream=True),
 )
 
 
-def rows(limited: bool) -> Contents:
-    if not limited:
-        return contents(endpoint(9, engine="vllm", slots=99))
+def rows(way: Way) -> Contents:
+    places = [endpoint(9, f"m-{number}", engine="vllm", slots=99) for number in range(way.endpoints)]
+    if not way.limited:
+        return contents(*places)
     rates = {"requests_per_minute": 2 * 10**9, "tokens_per_minute": 10**12, "concurrent": 10**5}
     held = grant(
         limits=(Limit("project", 1, "p", **rates), Limit("key", 1, "k", **rates)),
         budgets=(Budget(1, "project", 1, "p", "money", 10**15, "month"),),
     )
-    made = contents(endpoint(9, engine="vllm", slots=99), grants=(held,))
-    return replace(made, prices=(Price("m", 0.0, 50_000_000, 150_000_000),))
+    return replace(contents(*places, grants=(held,)), prices=(Price("m", 0.0, 50_000_000, 150_000_000),))
 
 
 async def microseconds(way: Way, folder: Path) -> float:
     """CPU a request, or a chunk."""
-    store = MemoryStore(rows(way.limited))
+    store = MemoryStore(rows(way))
     made = AsTasks if way.tasks else Gateway
     gateway = made(settings=Settings(data_dir=folder), store=store, roles=frozenset({"gateway"}))
     plane = gateway.plane
