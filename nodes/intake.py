@@ -11,6 +11,9 @@ import msgspec
 
 from agent import protocol
 
+MAX_LABEL = 63
+MAX_NAME = 120
+MAX_CLASS = 80
 LARGEST = 2**63 - 1
 LARGEST_IN_ROWS = 2**31 - 1
 # As colours, titles and cursor moves are written, in seven and in eight bits.
@@ -36,6 +39,9 @@ def fitted(message: protocol.Up) -> protocol.Up:
             _check_register(fit)
         case protocol.Heartbeat():
             _check_states(fit.shards)
+            _check_load(fit.load)
+            if fit.inventory is not None:
+                _check_inventory(fit.inventory)
         case protocol.ShardStatus():
             _check_states((fit.status,))
         case protocol.Ack():
@@ -75,6 +81,14 @@ def _check_register(told: protocol.Register) -> None:
             raise Unfit(f"{name} is longer than {limit} characters")
     if not _ADDRESS.fullmatch(told.address):
         raise Unfit(f"the address {told.address[:80]!r} is no host name and no IP address")
+    if len(told.labels) > protocol.MAX_LABELS:
+        raise Unfit(f"{len(told.labels)} labels are more than {protocol.MAX_LABELS}")
+    for name, value in told.labels.items():
+        if not (1 <= len(name) <= MAX_LABEL and len(value) <= MAX_LABEL):
+            raise Unfit(
+                f"label {name[:MAX_LABEL]!r} or its value has more than {MAX_LABEL} characters, or it has no name"
+            )
+    _check_inventory(told.inventory)
     for each in told.shards:
         for name, limit in _LENGTHS.items():
             value = getattr(each.spec, name)
@@ -84,6 +98,33 @@ def _check_register(told: protocol.Register) -> None:
             raise Unfit(f"rank or slots of replica {each.spec.replica} is out of range")
         _check_adapters(each.spec)
     _check_states(each.status for each in told.shards)
+
+
+def _check_inventory(told: protocol.Inventory) -> None:
+    """Names that placement and pages tell things apart by are there once, and short."""
+    cards = tuple(gpu.uuid for gpu in told.gpus)
+    networks = tuple(adapter.name for adapter in told.adapters)
+    for kind, found, most in (
+        ("cards", cards, protocol.MAX_GPUS),
+        ("fabrics", tuple(fabric.name for fabric in told.fabrics), protocol.MAX_FABRICS),
+        ("adapters", networks, protocol.MAX_ADAPTERS),
+    ):
+        if len(found) > most:
+            raise Unfit(f"{len(found)} {kind} are more than {most}")
+        if len(set(found)) < len(found):
+            raise Unfit(f"one of the {kind} is there twice")
+        if not all(1 <= len(name) <= MAX_NAME and name.isprintable() for name in found):
+            raise Unfit(f"the name of one of the {kind} is not one line of 1 to {MAX_NAME} characters")
+    for gpu in told.gpus:
+        if len(gpu.gpu_class) > MAX_CLASS or max(len(gpu.name), len(gpu.fault)) > protocol.MAX_TEXT:
+            raise Unfit(f"class, name or fault of card {gpu.uuid} is too long")
+    if len(told.files) > protocol.MAX_FILES:
+        raise Unfit(f"{len(told.files)} files are more than {protocol.MAX_FILES}")
+
+
+def _check_load(told: protocol.NodeLoad) -> None:
+    if len(told.gpus) > protocol.MAX_GPUS:
+        raise Unfit(f"readings of {len(told.gpus)} cards are more than {protocol.MAX_GPUS}")
 
 
 def _check_adapters(told: protocol.ShardSpec) -> None:

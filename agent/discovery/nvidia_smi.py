@@ -53,7 +53,8 @@ def _cards(
     peers: Mapping[str, tuple[str, ...]],
 ) -> list[Card]:
     """The card, or instead of it the slices that it is cut into: a card in MIG mode runs nothing by itself."""
-    uuid, name = _text(gpu, "uuid"), _text(gpu, "product_name")
+    told, name = _text(gpu, "uuid"), _text(gpu, "product_name")
+    uuid = told if told.startswith("GPU-") else f"lost-{index}"  # a lost card says so in every field
     pci = _text(gpu, "pci/pci_bus_id") or gpu.get("id", "")
     capability, errors = capabilities.get(uuid, ""), _errors(gpu)
     if _is(_text(gpu, "mig_mode/current_mig"), "Enabled"):

@@ -42,7 +42,8 @@ class Nvml:
         except library.NVMLError as error:
             self._library = None
             raise ProbeError(f"NVML does not list the cards: {error}") from None
-        known = [(self._text(library.nvmlDeviceGetUUID, handle), handle) for handle in handles if handle is not None]
+        named = ((self._text(library.nvmlDeviceGetUUID, handle), handle) for handle in handles if handle is not None)
+        known = [(uuid, handle) for uuid, handle in named if uuid]
         ordered = sorted(known, key=lambda pair: self._pci(pair[1]))
         cards: list[Card] = []
         for index, (uuid, handle) in enumerate(ordered):

@@ -188,6 +188,12 @@ def test_bad_cards_say_what_is_bad() -> None:
     ]
 
 
+def test_cards_that_are_lost_keep_names_of_their_own() -> None:
+    lost = [gpu_xml("GPU is lost", f"00000000:6{number}:00.0") for number in (2, 3)]
+    found = told(xml(gpu_xml(), *lost)).cards
+    assert [(card.uuid, card.errors.lost) for card in found] == [("GPU-a", False), ("lost-1", True), ("lost-2", True)]
+
+
 def test_links_come_from_the_topology_and_stay_unknown_without_it() -> None:
     topology = (
         "\x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-31\nGPU1\tNV18\t X \tSYS\t0-31\n"
@@ -473,8 +479,11 @@ def test_a_domain_that_is_not_joined_is_none(fabric: tuple[int, bytes, int]) -> 
 
 def test_cards_that_are_lost_are_listed_and_hide_no_other() -> None:
     broken = nvml_card("GPU-b", "00000000:c1:00.0", memory=NvmlError(15))
-    found = Nvml(lambda: fake_nvml([nvml_card(), {"gone": True}, broken])).read().cards
-    assert [(card.uuid, card.errors.lost) for card in found] == [("GPU-a", False), ("GPU-b", True), ("lost-0", True)]
+    nameless = nvml_card(uuid="")
+    found = Nvml(lambda: fake_nvml([nvml_card(), {"gone": True}, broken, nameless])).read().cards
+    assert [(card.uuid, card.errors.lost) for card in found] == [
+        ("GPU-a", False), ("GPU-b", True), ("lost-0", True), ("lost-1", True),
+    ]  # fmt: skip
 
 
 def test_nvml_lists_slices_in_place_of_their_card() -> None:

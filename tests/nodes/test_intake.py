@@ -54,6 +54,51 @@ def test_colours_and_titles_go_whole_and_progress_bars_become_lines() -> None:
     assert intake.shown(text) == "CUDA error\n10 %\n20 %\tü 模"
 
 
+def a_gpu(**fields: Any) -> protocol.Gpu:
+    return protocol.Gpu(**{"uuid": "GPU-1", "index": 0, "name": "L4", "gpu_class": "l4-22g", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"gpus": (a_gpu(), a_gpu())}, "one of the cards is there twice"),
+        ({"gpus": (a_gpu(uuid=""),)}, "the name of one of the cards is not one line of 1 to 120 characters"),
+        ({"gpus": (a_gpu(uuid="a\nb"),)}, "the name of one of the cards is not one line"),
+        ({"gpus": tuple(a_gpu(uuid=str(i)) for i in range(129))}, "129 cards are more than 128"),
+        ({"gpus": (a_gpu(gpu_class="x" * 81),)}, "class, name or fault of card GPU-1 is too long"),
+        ({"gpus": (a_gpu(fault="x" * 401),)}, "class, name or fault of card GPU-1 is too long"),
+        ({"fabrics": (protocol.Fabric(name="ib0"),) * 2}, "one of the fabrics is there twice"),
+        ({"adapters": tuple(protocol.RdmaAdapter(name=str(i)) for i in range(65))}, "65 adapters are more than 64"),
+        ({"files": (protocol.File(path="/x", size_bytes=1),) * 2001}, "2001 files are more than 2000"),
+    ],
+)
+def test_hardware_is_bounded_and_each_piece_is_there_once(fields: dict[str, Any], fault: str) -> None:
+    told = inventory(**fields)
+    for message in (a_register(inventory=told), protocol.Heartbeat(load=protocol.NodeLoad(), inventory=told)):
+        with pytest.raises(intake.Unfit, match=fault):
+            intake.fitted(message)
+
+
+@pytest.mark.parametrize(
+    ("labels", "fault"),
+    [
+        ({f"l{i}": "" for i in range(65)}, "65 labels are more than 64"),
+        ({"": "a"}, "or it has no name"),
+        ({"x" * 64: "a"}, "has more than 63 characters"),
+        ({"a": "x" * 64}, "label 'a' or its value has more than 63 characters"),
+    ],
+)
+def test_labels_are_few_and_short(labels: dict[str, str], fault: str) -> None:
+    with pytest.raises(intake.Unfit, match=fault):
+        intake.fitted(a_register(labels=labels))
+
+
+def test_readings_are_bounded() -> None:
+    readings = (protocol.GpuReading(uuid="GPU-1"),) * 129
+    with pytest.raises(intake.Unfit, match="readings of 129 cards are more than 128"):
+        intake.fitted(protocol.Heartbeat(load=protocol.NodeLoad(gpus=readings)))
+
+
 def test_a_full_message_passes_unchanged() -> None:
     sent = full_register()
     assert intake.fitted(sent) is sent
