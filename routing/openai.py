@@ -29,7 +29,9 @@ GENERATING_ROUTES = USAGE_ROUTES | {"/v1/responses", "/v1/messages"}
 """Routes whose answers are as long as their requests allow."""
 ENGINE_ADMIN = re.compile(r"^/v1/(load_lora_adapter|unload_lora_adapter|adapters|streams?)(/|$)")
 """Routes of engines that change the engine or show other people's requests; never passed on."""
-SUGGEST_AMONG = 1000
+SUGGEST_AMONG = 200
+"""Names that a wrong one is compared with; that takes longer than all else in a request."""
+SAID_CHARACTERS = 4096
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """How gzip and zstd begin."""
 UTF8_SLICE = 1 << 20
@@ -134,7 +136,13 @@ def is_error(body: bytes) -> bool:
 
 
 def error_text(body: bytes) -> str:
-    """What an engine's error says, whatever its shape."""
+    """What an engine's error says, whatever its shape. Characters that steer terminals, or that databases do not take,
+    are left out."""
+    text = _error_text(body)[:SAID_CHARACTERS]
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
+def _error_text(body: bytes) -> str:
     try:
         said = _said.decode(body)
     except (msgspec.DecodeError, RecursionError):

@@ -232,6 +232,9 @@ def _insert_what_fits(records: Sequence[Record]) -> None:
     try:
         _insert_new(_without_the_gone(records))
     except UNFIT as error:
+        if len(records) == 1 and records[0].explained is not None:
+            _insert_what_fits([msgspec.structs.replace(records[0], explained=None)])
+            return
         if len(records) == 1:
             log.error("The store cannot hold the usage of this request (%s), which is left out: %r", error, records[0])
             return

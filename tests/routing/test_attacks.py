@@ -9,8 +9,12 @@ import json
 import pytest
 
 from catalog import spec
+from routing.explain import Attempt, Explained
+from routing.store import DjangoStore
+from tenants.models import Usage
 from tests.routing.conftest import Start
 from tests.routing.gateways import CHAT, Running, code, contents, endpoint, key_of, raw_chat
+from tests.routing.test_journal import record
 from tests.services import free_port
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import ANSWER, DONE, LAST, STREAM_HEAD, TOKEN, EngineConnection, MockEngine, Seen, chunk
@@ -133,3 +137,22 @@ async def test_the_limit_of_one_wait_never_ends_another(start: Start) -> None:
             await engine.next_request()
             assert (await gateway.chat()).status_code == 200  # it waited longer than it may connect
             assert (await holds).status_code == 200
+
+
+# --- what engines say -------------------------------------------------------------------------------------------------
+async def test_what_an_engine_says_of_its_failure_can_be_shown_and_stored_anywhere(
+    gateway: Running, engine: MockEngine
+) -> None:
+    engine.behaviour = mock_engine.fails(b"500 No", b'{"error":{"message":"a\\u0000b\\u001b[2Jc\\nd"}}')
+    answer = await gateway.chat()
+    assert answer.json()["error"]["message"].startswith("The engine of model m failed: it answered 500: a b [2Jc d.")
+    (record,) = await gateway.records()
+    assert record.explained is not None
+    assert record.explained.attempts[0].failed == "it answered 500: a b [2Jc d"
+
+
+@pytest.mark.django_db
+def test_a_record_whose_story_the_store_cannot_hold_is_kept_without_it() -> None:
+    told = Explained(attempts=(Attempt("m-1", 1.0, f"a{chr(0)}b"),))
+    DjangoStore().save_usage([record(1), record(2, explained=told), record(3, explained=told, cost=1 << 64)])
+    assert Usage.objects.count() == 2
