@@ -14,6 +14,9 @@ from catalog import spec
 from nodes.placement import LEAST_DISK_BYTES, Used, in_use
 from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
 
+NAMED = 8
+"""Nodes that a line names before it only counts them."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
@@ -73,7 +76,7 @@ class ModelLine:
     note: str
     """What a person needs to know beside the state; empty when all is well."""
     why_not: tuple[str, ...]
-    """One line a node that was turned down."""
+    """One line a reason for which nodes were turned down, naming them."""
     next_try_at: datetime | None
 
 
@@ -228,13 +231,19 @@ def _model(
         in_flight=_sum(replica.load.in_flight if replica.load else None for replica in ready),
         waiting=_sum(replica.load.waiting if replica.load else None for replica in ready),
         note=note,
-        why_not=tuple(f"{_subject(turned)} {turned.reason}" if turned.node else turned.reason for turned in reasons),
+        why_not=tuple(_why_not(reasons)),
         next_try_at=min((backoff.next_try_at for backoff in waiting), default=None),
     )
 
 
-def _subject(turned: TurnedDown) -> str:
-    return f"{turned.node} ({turned.profile}):"
+def _why_not(reasons: Iterable[TurnedDown]) -> Iterable[str]:
+    """A line for each reason, with the nodes that have it."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for turned in reasons:
+        alike[turned.profile, turned.reason].append(turned.node)
+    for (profile, reason), nodes in alike.items():
+        more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
+        yield f"{', '.join(nodes[:NAMED])}{more} ({profile}): {reason}" if nodes[0] else reason
 
 
 def _model_state(

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from agent import protocol
 from catalog.models import Model
 from nodes import actions
 from nodes.forms import NodeForm
-from nodes.models import Event, Node, Replica
+from nodes.hardware import Hardware, hardware
+from nodes.models import Event, Node, Replica, Shard
 from nodes.snapshot import current_summary
 from nodes.summary import Alert, ModelLine, NodeLine, ReplicaLine
 from tenants import usage
@@ -88,6 +91,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
         "line": _named(summary.nodes, name),
         "replicas": [line for line in summary.replicas if name in line.node.split(", ")][:ROWS],
         "inventory": node.inventory or {},
+        "hardware": _hardware(node),
         "files": (node.inventory or {}).get("files", [])[:ROWS],
         "events": Event.objects.filter(node=name)[:EVENTS],
     }
@@ -136,6 +140,13 @@ def replica_detail(request: HttpRequest, name: str) -> HttpResponse:
         "events": Event.objects.filter(replica=name)[:EVENTS],
     }
     return _page_or_fragment(request, "replica_detail", context)
+
+
+def _hardware(node: Node) -> Hardware:
+    shards = Shard.objects.filter(node=node).exclude(state__in=protocol.ENDED).values_list("replica_id", "gpus")
+    holders = {card: replica for replica, cards in shards for card in cards}
+    told = msgspec.convert(node.inventory, protocol.Inventory) if node.inventory else protocol.Inventory(hostname="")
+    return hardware(told, msgspec.convert(node.load, protocol.NodeLoad), holders)
 
 
 def _page_or_fragment(request: HttpRequest, stem: str, context: Mapping[str, object]) -> HttpResponse:

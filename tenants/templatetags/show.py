@@ -19,6 +19,8 @@ register = template.Library()
 
 TONES = {
     "ready": "ok",
+    "up": "ok",
+    "active": "ok",
     "ok": "ok",
     "answered": "ok",
     "loading": "warn",
@@ -35,6 +37,8 @@ TONES = {
     "over": "warn",
     "used up": "bad",
     "failed": "bad",
+    "faulty": "bad",
+    "down": "bad",
     "lost": "bad",
     "unreachable": "bad",
     "revoked": "bad",

@@ -78,7 +78,10 @@ def test_a_models_state_is_one_word_and_what_to_know(fields: dict[str, object], 
     assert (found.state, found.note) == (state, note)
 
 
-def test_why_not_is_one_line_a_node() -> None:
+def test_why_not_is_one_line_a_reason_and_names_the_nodes() -> None:
+    names = [f"n{number}" for number in range(10)]
+    full = Status("m", tuple(TurnedDown(name, profile, "is full") for profile in ("a", "b") for name in names))
+    assert line(statuses=(full,)).why_not[1] == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (b): is full"
     assert line(statuses=(WHY,)).why_not == ("good (cpu): is cordoned",)
     nowhere = Status("m", (TurnedDown("", "cpu", "no node has joined yet"),))
     assert line(statuses=(nowhere,)).why_not == ("no node has joined yet",)

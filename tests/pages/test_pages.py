@@ -245,7 +245,7 @@ def test_a_fragment_is_the_file_that_the_page_includes(client: Client, root: Use
         ("/nodes/", 12),
         ("/models/", 12),
         ("/replicas/", 12),
-        ("/nodes/node-0000/", 14),
+        ("/nodes/node-0000/", 15),
         ("/models/model-0000/", 15),
         ("/replicas/model-0000-1/", 15),
         ("/requests/", 7),

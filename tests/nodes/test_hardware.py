@@ -1,0 +1,179 @@
+"""What the page of a node says of its cards and networks, and the page of a model of why it has no place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from agent import protocol
+from nodes import passes
+from nodes.hardware import CardLine, FabricLine, PortLine, hardware
+from tests import factories
+from tests.factories import GIB
+from tests.hardware import ADAPTER, FABRIC, INVENTORY, READING
+
+IDLE = protocol.NodeLoad()
+PORT = ADAPTER.ports[0]
+
+
+def gpu(index: int = 0, **fields: Any) -> protocol.Gpu:
+    fixed = {"uuid": f"GPU-{index}", "index": index, "name": "NVIDIA H100 PCIe", "gpu_class": "h100-80g"}
+    return protocol.Gpu(**{**fixed, "memory_bytes": 80 * GIB, **fields})
+
+
+def cards(*gpus: protocol.Gpu, load: protocol.NodeLoad = IDLE, **holders: str) -> tuple[CardLine, ...]:
+    told = protocol.Inventory(hostname="h", gpus=gpus)
+    return hardware(told, load, {f"GPU-{key[1:]}": replica for key, replica in holders.items()}).cards
+
+
+def test_a_card_is_free_used_or_faulty() -> None:
+    found = cards(gpu(2, healthy=False, fault="ECC"), gpu(1), gpu(0), g1="llama-1", g2="llama-1")
+    assert [(card.index, card.state, card.replica, card.note) for card in found] == [
+        (0, "free", "", ""),
+        (1, "used", "llama-1", ""),
+        (2, "faulty", "llama-1", "ECC"),
+    ]
+
+
+def test_readings_stand_beside_their_card_and_unknown_ones_are_unknown() -> None:
+    load = protocol.NodeLoad(gpus=(READING,))
+    first, other = cards(gpu(1), gpu(2), load=load)
+    assert (first.temperature_c, first.power_w, first.note) == (3, 4, "slowed down: HW thermal")
+    assert (other.memory_used_bytes, other.utilisation_percent, other.note) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "links"),
+    [
+        ({}, "unknown"),
+        ({"peers": ()}, "none"),
+        ({"peers": ("a",)}, "1 card"),
+        ({"peers": ("a", "b"), "nvlink_cluster": "c0ffee00ff", "nvlink_clique": 3}, "2 cards, clique 3 of c0ffee00"),
+        ({"slice_of": "GPU-9"}, "MIG slice"),
+    ],
+)
+def test_links_that_are_unknown_are_told_from_none(fields: dict[str, Any], links: str) -> None:
+    assert cards(gpu(**fields))[0].links == links
+
+
+def test_fabrics_and_ports_say_what_they_are_and_who_manages_them() -> None:
+    infiniband = msgspec.structs.replace(
+        PORT, number=2, link_layer="InfiniBand", network="", gids=(), fault="", sm_lid=None
+    )
+    both = msgspec.structs.replace(ADAPTER, ports=(PORT, infiniband))
+    bare = protocol.RdmaAdapter(name="mlx5_9", fault="it has no ports")
+    unnamed = msgspec.structs.replace(
+        ADAPTER, name="mlx5_8", fault="", ports=(msgspec.structs.replace(infiniband, subnet_prefix="", sm_lid=4),)
+    )
+    found = hardware(msgspec.structs.replace(INVENTORY, adapters=(both, bare, unnamed)), protocol.NodeLoad(), {})
+    assert found.fabrics == (FabricLine("ib0", "down", "mlx5_0", 400.0, "InfiniBand", FABRIC.reason),)
+    assert found.ports == (
+        PortLine(
+            "mlx5_0",
+            1,
+            "ib0",
+            "ACTIVE",
+            400.0,
+            "Ethernet",
+            "network ens1f0np0; GID 3 ::ffff:10.0.0.1 (RoCE v2)",
+            "no more; rate: Invalid argument",
+        ),
+        PortLine(
+            "mlx5_0",
+            2,
+            "ib0",
+            "ACTIVE",
+            400.0,
+            "InfiniBand",
+            "subnet fe80:0000:0000:0000; subnet manager unknown",
+            "no more",
+        ),
+        PortLine("mlx5_9", None, "", "", None, "", "", "it has no ports"),
+        PortLine("mlx5_8", 2, "", "ACTIVE", 400.0, "InfiniBand", "subnet unknown; subnet manager 4", ""),
+    )
+    up = msgspec.structs.replace(INVENTORY, fabrics=(msgspec.structs.replace(FABRIC, up=True),))
+    assert hardware(up, protocol.NodeLoad(), {}).fabrics[0].state == "up"
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def root(client: Client) -> Client:
+    client.force_login(factories.make_user("root", is_superuser=True))
+    return client
+
+
+def page(client: Client, url: str) -> str:
+    answer = client.get(url)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_nodes_page_shows_cards_fabrics_adapters_and_labels(root: Client) -> None:
+    told = factories.inventory(
+        gpus=(gpu(0, peers=()), gpu(1, healthy=False, fault="row remap failure")),
+        gpus_fault="the NVIDIA driver has not answered for more than 90 s",
+        driver="580.65",
+        fabrics=(FABRIC,),
+        adapters=(ADAPTER,),
+    )
+    load = protocol.NodeLoad(gpus=(protocol.GpuReading(uuid="GPU-0", temperature_c=41),), gpus_age_s=125)
+    node = factories.make_node(
+        "gpu-01", inventory=msgspec.to_builtins(told), load=msgspec.to_builtins(load), labels={"zone": "east"}
+    )
+    held = factories.make_replica("llama-1", node=node)
+    held.shards.update(gpus=["GPU-0"])
+    text = page(root, "/nodes/gpu-01/")
+    for words in (
+        "h100-80g", "row remap failure", "faulty", "/replicas/llama-1/", "41", "driver 580.65", "zone", "east",
+        "has not answered for more than 90 s: nothing new is placed on them", "adapter mlx5_0 has no ACTIVE port",
+        "network ens1f0np0", "RoCE v2",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "None declared" in page(root, f"/nodes/{factories.make_node().name}/")
+    assert "None found" in page(root, f"/nodes/{factories.make_node(inventory={}).name}/")
+
+
+VLLM = protocol.Build(engine="vllm", name="cu13", version="1")
+
+
+def gpu_node(name: str, count: int = 8, *, free_bytes: int = 500 * GIB, **fields: Any) -> None:
+    told = factories.inventory(
+        gpus=tuple(gpu(index, uuid=f"{name}-{index}") for index in range(count)),
+        builds=(VLLM,),
+        disks=(protocol.Disk(path="/", total_bytes=10**12, free_bytes=free_bytes),),
+        **fields,
+    )
+    load = protocol.NodeLoad(disk_free_bytes=free_bytes)
+    factories.make_node(name, inventory=msgspec.to_builtins(told), load=msgspec.to_builtins(load))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("profile", "reason"),
+    [
+        ({"gpu_class": "b300-270g", "gpus_per_node": 1}, "a, b (gpu): has no b300-270g; it has 8 h100-80g"),
+        (
+            {"gpu_class": "h100-80g", "gpus_per_node": 8, "nodes": 2, "tp": 16},
+            "b (gpu): fabric ib0 is down: adapter mlx5_0 has no ACTIVE port",
+        ),
+        (
+            {"gpu_class": "h100-80g", "gpus_per_node": 1, "min_disk_gb": 900},
+            "a, b (gpu): has 536.9 GB of disk free, and min_disk_gb asks for 900.0 GB; free some",
+        ),
+        (
+            {"gpu_class": "h100-80g", "gpus_per_node": 1, "labels": {"zone": "west"}},
+            "a, b (gpu): has no label zone; profile gpu asks for zone=west",
+        ),
+    ],
+)
+def test_a_models_page_says_why_it_has_no_place(root: Client, profile: dict[str, Any], reason: str) -> None:
+    gpu_node("a", fabrics=(msgspec.structs.replace(FABRIC, up=True, reason=""),))
+    gpu_node("b", fabrics=(FABRIC,))
+    factories.make_model("llama", profiles=({"name": "gpu", "engine": "vllm", **profile},))
+    passes.run_pass(timezone.now())
+    assert reason in page(root, "/models/llama/").replace("&#x27;", "'")
