@@ -84,6 +84,7 @@ def _database() -> dict[str, object]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": LLMGW.data_dir / "llmgw.sqlite3",
+            "CONN_MAX_AGE": 60,  # to open one costs more than most queries do
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,

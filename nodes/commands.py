@@ -35,6 +35,13 @@ def take_due(*, node: str, connection: str, now: datetime) -> tuple[protocol.Com
     return tuple(protocol.Command(id=row.pk, body=_with_key(row.body)) for row in due)
 
 
+def nodes_with_due(now: datetime) -> tuple[str, ...]:
+    """The nodes that `take_due` would find something for."""
+    waiting = Command.objects.filter(acknowledged_at=None).exclude(node__connection="")
+    due = waiting.filter(Q(sent_at=None) | Q(sent_at__lte=now - RESEND_AFTER))
+    return tuple(due.order_by("node").values_list("node", flat=True).distinct())
+
+
 def _with_key(stored: object) -> protocol.Body:
     """The body with the engine's key in it, which is never stored."""
     body: protocol.Body = msgspec.convert(stored, protocol.Body)  # type: ignore[call-overload]

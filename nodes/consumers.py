@@ -16,14 +16,14 @@ from django.db import DatabaseError
 from agent import protocol
 from llmgw.core import doorbell
 from llmgw.core.clock import Clock, SystemClock
-from nodes import actions, commands, intake
+from nodes import actions, commands, intake, polling
 from nodes.models import Node
 
 log = logging.getLogger(__name__)
 
 REGISTER_WITHIN_S = 15.0
-POLL_S = 1.0
-"""How often commands are looked for, besides being rung for."""
+LOOK_S = 60.0
+"""How often a stream looks for commands by itself, besides being rung for; `polling` looks for all of them."""
 WRITE_EVERY_S = 4.5
 """Heartbeats that tell nothing new are written down no more often than this."""
 # Close codes; a Refused message says the reason before them.
@@ -188,11 +188,13 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         """Pass on what is stored for the node, now and whenever there is more, until the stream ends."""
         listener = doorbell.Listener([doorbell.commands_for(node.name)])
         take = database_sync_to_async(commands.take_due)
+        poll = polling.here()
+        poll.join(self.clock.now)
         try:
             while True:
                 for command in await take(node=node.name, connection=self.connection, now=self.clock.now()):
                     await self._say(command)
-                if await listener.wait(POLL_S) and not await self._current(node):
+                if await listener.wait(LOOK_S) and not await self._current(node):
                     await self._refuse("another stream speaks for this node now")
                     return
         except DatabaseError as error:
@@ -203,6 +205,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self.close(BROKEN)
         finally:
             listener.close()
+            poll.leave()
 
     async def _current(self, node: Node) -> bool:
         return await Node.objects.filter(pk=node.pk, connection=self.connection).aexists()

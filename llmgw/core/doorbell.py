@@ -60,6 +60,11 @@ def ring(topic: str) -> None:
         _publish(topic, settings.LLMGW.redis.url)
 
 
+def ring_here(topic: str) -> None:
+    """Wake whoever waits for `topic` in this process alone."""
+    _bells.ring(topic)
+
+
 def _publish(topic: str, url: str) -> None:
     global _client
     import redis
