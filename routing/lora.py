@@ -122,7 +122,7 @@ def without_choice(body: bytes) -> bytes:
     members = _members.decode(body)
     named = [name for name in OWN_FIELDS if name in members]
     for name in named:
-        if msgspec.json.decode(members.pop(name)) not in (None, [], ""):
+        if bytes(members.pop(name)).translate(None, b" \t\n\r") not in (b"null", b"[]", b'""'):
             text = f"`{name}` is not taken here. Name an adapter as `model`; GET /v1/models lists those of this key."
             raise Refusal("body_invalid", text, param=name)
     return msgspec.json.encode(members) if named else body

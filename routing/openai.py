@@ -234,13 +234,21 @@ def peek(body: bytes) -> Peek:
 MAX_CHOICES = 128
 MAX_MEMBERS = 1000
 MAX_MEMBER_NAME = 1000
+MAX_VALUE_BYTES = 16 * 1024
 """Characters. Longer names and more members than these would take the time of everybody's requests to look at."""
 BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def _value(members: dict[str, msgspec.Raw], name: str) -> object:
     raw = members.get(name)
-    return None if raw is None else _ANY.decode(raw)
+    if raw is None:
+        return None
+    if len(raw) > MAX_VALUE_BYTES:
+        raise Refusal("body_invalid", f"`{name}` is longer than {MAX_VALUE_BYTES:,} bytes.", param=name)
+    try:
+        return _ANY.decode(raw)
+    except (msgspec.DecodeError, RecursionError):  # as JSON goes it is none too bad
+        raise Refusal("body_invalid", f"`{name}` has a number that is out of range.", param=name) from None
 
 
 def _members(body: bytes) -> dict[str, msgspec.Raw]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 
 import pytest
@@ -120,6 +121,24 @@ async def test_a_request_that_began_behind_another_gets_its_own_body(
         writer.close()
         assert got.count(b"HTTP/1.1 200") == 2
         assert [seen.json.get("user") for seen in engine.requests[-2:]] == [None, "second"]
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+BEYOND = (b"9" * 5000, b"1e400", b"[1e400]", b"[" * 900 + b"]" * 900, b"1" * 20_000)
+NAMES = ("model", "stream", "stream_options", "max_tokens", "n", "lora", "messages", "input", "image_url")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_numbers_beyond_all_range_are_the_clients_mistake(
+    gateway: Running, engine: MockEngine, path: str
+) -> None:
+    for name, value in itertools.product(NAMES, BEYOND):
+        members = {"model": b'"m"', "stream": b"true", "messages": b"[]", "input": b'"x"', name: value}
+        body = b"{" + b",".join(b'"%b":%b' % (key.encode(), each) for key, each in members.items()) + b"}"
+        engine.behaviour = mock_engine.says(ANSWER, pause_s=0)
+        assert (await gateway.chat(body, path=path)).status_code in (200, 400)
+    engine.behaviour = mock_engine.fails(b"404 Not Found")  # asked for chat completions instead
+    assert (await gateway.chat(b'{"model":"m","messages":[1e400],"input":1e400}', path=path)).status_code in (404, 400)
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------
