@@ -294,3 +294,19 @@ def test_models_are_listed_in_openais_shape() -> None:
 def test_a_body_of_more_fields_than_can_be_looked_at_is_refused(members: bytes, space: bytes) -> None:
     with pytest.raises(Refusal, match="fields"):
         openai.peek(b'{"model":"m"' + space + members + b"}")
+
+
+@pytest.mark.parametrize("name", ["model", "stream", "stream_options", "max_tokens", "n"])
+@pytest.mark.parametrize("value", [b"9" * 5000, b"[1e400]", b" " + b"1" * 20_000])
+def test_a_value_that_no_engine_could_read_is_refused_by_its_name(name: str, value: bytes) -> None:
+    members = {"model": b'"m"', name: value}
+    body = b"{" + b",".join(b'"%b":%b' % (key.encode(), each) for key, each in members.items()) + b"}"
+    with pytest.raises(Refusal) as refused:
+        openai.peek(body)
+    assert refused.value.param == name
+
+
+def test_what_steers_a_terminal_is_left_out_of_what_an_engine_says() -> None:
+    said = openai.error_text(b'{"error":{"message":"a\\u0000b\\u001b[2Jc"}}')
+    assert said == "a b [2Jc"
+    assert openai.error_text(b"x" * 5000) == "x" * openai.SAID_CHARACTERS

@@ -165,3 +165,11 @@ def test_events_are_counted_for_streams_whose_engine_says_nothing() -> None:
     stream.feed(data(token()) * 3 + data(token())[:9])
     assert stream.events == 4
     assert stream.mid_event
+
+
+def test_it_tells_whether_the_beginning_of_an_event_waits() -> None:
+    stream = Stream(removing=True)
+    stream.feed(b"data: 1\n\ndata:")
+    assert stream.holding
+    stream.feed(b" 2\n\n")
+    assert not stream.holding
