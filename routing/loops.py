@@ -153,7 +153,7 @@ class Loops:
             contents = await self._read(self.store.contents)
             self._adopt(contents)
             self._grants = contents.grants
-            plane.pools.keep(plane.table.targets, asyncio.get_running_loop().time())
+            plane.pools.keep(plane.table.targets)
             measures.RELOADS.of().value += 1
         plane.confirmed_at = asked_at
         if changed or asked_at - self._spent_at >= SPENT_S:

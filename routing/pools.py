@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Hashable
+from math import inf
 
 from routing.dialing import Line
 from routing.heads import Known
@@ -21,13 +22,14 @@ MAX_CONNECTIONS = 2048
 class Pool:
     """Connections to one endpoint, the most recently used first."""
 
-    __slots__ = ("_all", "_idle", "_line", "_loop", "_opening", "host", "known", "port")
+    __slots__ = ("_all", "_idle", "_line", "_loop", "_most_idle", "_opening", "host", "known", "port")
 
     def __init__(self, host: str, port: int, line: Line | None = None) -> None:
         """`line`: the way there, when it is an endpoint outside."""
         self.host, self.port, self._line = host, port, line
         self._loop = asyncio.get_running_loop()
         self._idle: deque[Connection] = deque()
+        self._most_idle = MAX_IDLE
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self.known: tuple[Known, Answer] | None = None
@@ -65,7 +67,7 @@ class Pool:
             self.closed(connection)
 
     def put(self, connection: Connection) -> None:
-        if len(self._idle) >= MAX_IDLE:
+        if len(self._idle) >= self._most_idle:
             assert connection.transport is not None
             connection.transport.close()
             return
@@ -85,6 +87,11 @@ class Pool:
             connection.idle = False
             if connection.transport is not None:
                 connection.transport.close()
+
+    def retire(self) -> None:
+        """Nothing is sent there any more: close what is idle, and what is in use as soon as it is."""
+        self._most_idle = 0
+        self.prune(inf)
 
     async def close(self) -> None:
         for task in tuple(self._opening):
@@ -114,11 +121,11 @@ class Pools:
         for pool in self._pools.values():
             pool.prune(now)
 
-    def keep(self, targets: tuple[Target, ...], now: float) -> None:
+    def keep(self, targets: tuple[Target, ...]) -> None:
         """Forget the pools of endpoints that are no more; requests still on them end on their own."""
         known = {target.address for target in targets}
         for address in [each for each in self._pools if each not in known]:
-            self._pools.pop(address).prune(now + 2 * IDLE_S)
+            self._pools.pop(address).retire()
 
     async def close(self) -> None:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))

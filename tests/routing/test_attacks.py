@@ -14,7 +14,7 @@ from routing.explain import Attempt, Explained
 from routing.store import DjangoStore
 from tenants.models import Usage
 from tests.routing.conftest import Start
-from tests.routing.gateways import CHAT, Running, code, contents, endpoint, key_of, raw_chat
+from tests.routing.gateways import CHAT, MemoryStore, Running, code, contents, endpoint, eventually, key_of, raw_chat
 from tests.routing.test_journal import record
 from tests.services import free_port
 from tests.stubs import mock_engine
@@ -156,6 +156,19 @@ async def test_the_limit_of_one_wait_never_ends_another(start: Start) -> None:
             await engine.next_request()
             assert (await gateway.chat()).status_code == 200  # it waited longer than it may connect
             assert (await holds).status_code == 200
+
+
+async def test_no_connection_stays_to_an_endpoint_that_is_gone(start: Start) -> None:
+    async with MockEngine(key=key_of("m-1")) as old, MockEngine(key=key_of("m-2")) as new:
+        store = MemoryStore(contents(endpoint(old.port)))
+        async with start(store, scrape_s=100) as gateway:
+            last = asyncio.create_task(gateway.chat({"stream": True, "max_tokens": 20, "delay": 0.05}))
+            await old.next_request()
+            store.change(endpoints=(endpoint(new.port, "m-2"),))
+            await eventually(lambda: gateway.gateway.plane.table.targets[0].replica == "m-2")
+            assert (await last).content.endswith(DONE)
+            await eventually(lambda: not old.connections)
+            assert (await gateway.chat()).status_code == 200
 
 
 # --- what engines say -------------------------------------------------------------------------------------------------
