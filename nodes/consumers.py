@@ -143,13 +143,13 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                 assert_never(message)
 
     async def _register(self, node: Node, message: protocol.Register) -> None:
+        if self.deadline:
+            self.deadline.cancel()  # it has spoken; that a whole fleet speaks at once is not its fault
         register = database_sync_to_async(actions.register_node)
         answer = await register(node=node, register=message, connection=self.connection, now=self.clock.now())
         if isinstance(answer, protocol.Refused):
             await self._refuse(answer.reason, answer.retry_after_s)
             return
-        if self.deadline:
-            self.deadline.cancel()
         self.registered = True
         self.told = {(each.status.replica, each.status.rank): each.status for each in message.shards}
         self.written_at = self.clock.monotonic()
