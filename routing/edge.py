@@ -31,6 +31,18 @@ HEAD_S = 30.0
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
+_OK = _STATUS[200]
+_usual: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
+
+
+def _usual_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Date and the like, as lines; the server makes a new list of them each second."""
+    global _usual
+    if _usual[0] is not headers:
+        _usual = headers, b"".join(b"%b: %b\r\n" % pair for pair in headers)
+    return _usual[1]
+
+
 class Gateway(Protocol):
     def begin(self, head: Head, client: Client, on_end: Callable[[Run], None]) -> Run: ...
 
@@ -80,6 +92,15 @@ class DirectClient(Client):
         else:
             parts += (b"content-length: %d\r\n\r\n" % len(body), body)
         self._write(b"".join(parts))
+        self._ended()
+
+    def answer_at_once(self, lines: bytes, body: bytes) -> None:
+        """`answer` with 200, the header lines at hand."""
+        self._waits_to_send = False
+        self.response_started = True
+        usual = _usual_lines(self._protocol.server_state.default_headers)
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        self._write(b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_OK, usual, lines, close, len(body), body))
         self._ended()
 
     async def start(self, status: int, headers: Headers, *, close: bool = False) -> None:

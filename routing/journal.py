@@ -22,6 +22,7 @@ from routing.explain import Explained
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 1024 * 1024
+KEPT_SEGMENTS = 2
 MEMORY_RECORDS = 20_000
 """How many records are kept in memory while the disk takes none."""
 SUFFIX = ".jsonl"
@@ -71,7 +72,9 @@ class Journal:
         self._handle: int | None = None
         self._path: Path | None = None
         self._size = 0
-        self._closed: list[tuple[int, Path]] = []
+        self._fresh: list[Record] = []
+        """What the open segment holds, so that it need not be read again."""
+        self._closed: list[tuple[int, Path, list[Record]]] = []
         self._memory: list[Record] = []
         self.lost = 0
         """Records that neither disk nor memory could take."""
@@ -87,6 +90,7 @@ class Journal:
             written = os.write(self._handle, line)
             if written == len(line):
                 self._size += written
+                self._fresh.append(record)
                 return
             self._cut()
             raise OSError("the disk took only part of a record")
@@ -125,9 +129,11 @@ class Journal:
 
     def _rotate(self) -> None:
         if self._handle is not None and self._path is not None:
-            self._closed.append((self._handle, self._path))
+            # Of segments that the store does not take only a bounded part stays in memory; the rest is read again.
+            kept = self._fresh if len(self._closed) < KEPT_SEGMENTS else []
+            self._closed.append((self._handle, self._path, kept))
             self._handle = self._path = None
-            self._size = 0
+            self._size, self._fresh = 0, []
 
     @property
     def in_memory(self) -> int:
@@ -142,14 +148,14 @@ class Journal:
         """Everything this process has to hand over now, oldest first. `done` each once the store has it."""
         if self._size:
             self._rotate()
-        batches: list[Batch] = [Segment(self, handle, path) for handle, path in self._closed]
+        batches: list[Batch] = [Segment(self, *closed) for closed in self._closed]
         if self._memory:
             batches.append(Memory(self, tuple(self._memory)))
         return batches
 
     def orphans(self) -> Iterator[Batch]:
         """Segments of processes that died, each locked by us when it is yielded."""
-        own = {path for _, path in self._closed} | ({self._path} if self._path else set())
+        own = {path for _, path, _ in self._closed} | ({self._path} if self._path else set())
         for path in self._paths():
             if path in own:
                 continue
@@ -163,7 +169,7 @@ class Journal:
             except OSError:
                 still_there = False
             if still_there:
-                yield Segment(None, handle, path)
+                yield Segment(None, handle, path, [])
             else:
                 os.close(handle)
 
@@ -176,14 +182,14 @@ class Journal:
     def close(self) -> None:
         """Give up the locks; what is left in the files is replayed by whoever comes next."""
         self._rotate()
-        for handle, path in self._closed:
+        for handle, path, _ in self._closed:
             if os.fstat(handle).st_size == 0:
                 path.unlink(missing_ok=True)
             os.close(handle)
         self._closed.clear()
 
-    def _forget(self, handle: int, path: Path) -> None:
-        self._closed.remove((handle, path))
+    def _forget(self, handle: int) -> None:
+        self._closed = [each for each in self._closed if each[0] != handle]
 
     def _written(self, records: tuple[Record, ...]) -> None:
         del self._memory[: len(records)]
@@ -202,10 +208,13 @@ class Batch(Protocol):
 
 
 class Segment:
-    def __init__(self, owner: Journal | None, handle: int, path: Path) -> None:
-        self.owner, self.handle, self.path = owner, handle, path
+    def __init__(self, owner: Journal | None, handle: int, path: Path, kept: list[Record]) -> None:
+        """`kept`: what was written to it, where that is at hand."""
+        self.owner, self.handle, self.path, self.kept = owner, handle, path, kept
 
     def records(self) -> list[Record]:
+        if self.kept:
+            return list(self.kept)
         size = os.fstat(self.handle).st_size
         lines = os.pread(self.handle, size, 0).split(b"\n")
         torn = lines.pop()  # empty unless the process died while it wrote
@@ -224,7 +233,7 @@ class Segment:
     def done(self) -> None:
         self.path.unlink(missing_ok=True)
         if self.owner is not None:
-            self.owner._forget(self.handle, self.path)
+            self.owner._forget(self.handle)
         os.close(self.handle)
 
     def give_up(self) -> None:

@@ -214,30 +214,38 @@ class Account:
 
     def headers(self, now: float) -> list[Header]:
         """x-ratelimit-*: of the rates on the path, those with the least left."""
-        found: list[Header] = []
+        pairs = (line.split(b": ", 1) for line in self.lines(now).split(b"\r\n") if line)
+        return [(name, value) for name, value in pairs]
+
+    def lines(self, now: float) -> bytes:
+        """`headers` as they stand in an answer."""
+        found = b""
         if self._requests:
-            found += _headers(self._requests, _REQUEST_NAMES, now)
+            found = _REQUEST_LINES % _standing(self._requests, now)
         if self._tokens:
-            found += _headers(self._tokens, _TOKEN_NAMES, now)
+            found += _TOKEN_LINES % _standing(self._tokens, now)
         return found
 
 
-_REQUEST_NAMES = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
-_TOKEN_NAMES = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+def _rate_lines(kind: bytes) -> bytes:
+    names = (b"x-ratelimit-limit-%b: %%d", b"x-ratelimit-remaining-%b: %%d", b"x-ratelimit-reset-%b: %%gs")
+    return b"".join(name % kind + b"\r\n" for name in names)
 
 
-def _headers(meters: tuple[Meter, ...], names: tuple[bytes, bytes, bytes], now: float) -> tuple[Header, ...]:
+_REQUEST_LINES, _TOKEN_LINES = _rate_lines(b"requests"), _rate_lines(b"tokens")
+
+
+def _standing(meters: tuple[Meter, ...], now: float) -> tuple[int, int, float]:
+    """Limit, what is left of it, and seconds until all of it is free, of the meter with the least left."""
     tightest, least = meters[0], inf
     for meter in meters:
-        left = meter.amount - meter.used_at(now)
+        left = meter.amount - meter.used
+        if now > meter.at:
+            left = min(left + meter.rate * (now - meter.at), meter.amount)
         if left < least:
             tightest, least = meter, left
-    full_s = tightest.used / tightest.rate if tightest.rate else MINUTE_S
-    return (
-        (names[0], b"%d" % tightest.amount),
-        (names[1], b"%d" % max(least + DUST, 0)),
-        (names[2], b"%gs" % round(full_s, 1)),
-    )
+    full_s = (tightest.amount - least) / tightest.rate if tightest.rate else MINUTE_S
+    return tightest.amount, int(least + DUST) if least > 0 else 0, round(full_s, 1)
 
 
 class Limiter:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,16 +29,14 @@ NO_CONTENT = 204
 _json = msgspec.json.Decoder()
 
 
-async def relay(exchange: Exchange, connection: Connection) -> None:
+def relay(exchange: Exchange, connection: Connection) -> Coroutine[Any, Any, None]:
     """Pass the answer on and record it. Raises UpstreamError with `exchange.answering` telling what is left to do."""
-    headers, answer = answer_headers(exchange, connection), connection.answer
-    content_type, length = answer.content_type, answer.length
+    content_type = connection.answer.content_type
+    if content_type.startswith(b"application/json") or connection.status >= 400 or connection.status == NO_CONTENT:
+        return _whole(exchange, connection)
     if content_type.startswith(b"text/event-stream"):
-        await _stream(exchange, connection, headers)
-    elif content_type.startswith(b"application/json") or connection.status >= 400 or connection.status == NO_CONTENT:
-        await _whole(exchange, connection, headers, length)
-    else:
-        await _pass(exchange, connection, headers, length, b"")
+        return _stream(exchange, connection, answer_headers(exchange, connection))
+    return _pass(exchange, connection, b"")
 
 
 def answer_headers(exchange: Exchange, connection: Connection) -> Headers:
@@ -56,7 +55,25 @@ def answer_headers(exchange: Exchange, connection: Connection) -> Headers:
     return headers
 
 
-async def _whole(exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None) -> None:
+def _lines(exchange: Exchange, connection: Connection) -> bytes:
+    """What `answer_headers` gives, as lines."""
+    target = exchange.target
+    assert target is not None
+    lines = b"x-request-id: %b\r\nx-llmgw-queue-ms: %d\r\n%b%b" % (
+        exchange.request_id.encode(),
+        exchange.queue_ms,
+        target.answer_lines,
+        connection.answer.kept_lines,
+    )
+    if exchange.account is not None:
+        lines += exchange.account.lines(time.monotonic())
+    if exchange.plane.cors:
+        cors = answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
+        lines += b"".join(b"%b: %b\r\n" % pair for pair in cors)
+    return lines
+
+
+async def _whole(exchange: Exchange, connection: Connection) -> None:
     body = connection.take()
     while not connection.ended and len(body) <= HOLD_BYTES:
         if body:
@@ -66,17 +83,25 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, l
     if exchange.first_byte_at is None:
         exchange.first_byte_at = time.monotonic()
     if not connection.ended:
-        await _pass(exchange, connection, headers, length, body)
+        await _pass(exchange, connection, body)
         return
     body += connection.take()
     status, code, tokens = connection.status, "", None
     if status < 400 and status != NO_CONTENT and _cut_off(connection, body):
         raise Broken("its answer ends in the middle")
+    if status < 400:
+        tokens = usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
+        client = exchange.client
+        if status == 200 and isinstance(client, DirectClient) and not exchange.committed:
+            lines = _lines(exchange, connection)
+            exchange.record(status, code, tokens)
+            exchange.answering = True
+            client.answer_at_once(lines, body)
+            return
+    headers = answer_headers(exchange, connection)
     if status >= 400:
         body, headers = as_error(body, status, headers)
         code = "engine_refused"
-    else:
-        tokens = usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
     exchange.record(status, code, tokens)
     exchange.answering = True
     if exchange.committed:
@@ -99,10 +124,9 @@ def _cut_off(connection: Connection, body: bytes) -> bool:
     return False
 
 
-async def _pass(
-    exchange: Exchange, connection: Connection, headers: Headers, length: bytes | None, first: bytes
-) -> None:
+async def _pass(exchange: Exchange, connection: Connection, first: bytes) -> None:
     """An answer too long to hold, or of another kind: on its way as it comes."""
+    headers, length = answer_headers(exchange, connection), connection.answer.length
     if not first and await connection.more():
         first = connection.take()
     if exchange.first_byte_at is None:

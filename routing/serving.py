@@ -78,9 +78,11 @@ async def _reserve(exchange: Exchange, chain: tuple[Served, ...]) -> None:
     assert account is not None, "asked only where something limits the key"
     prompt, completion = _estimate(exchange)
     wall = time.time()
-    prices = (each.price(wall) for each in chain)
-    costs = (money.cost(each, prompt=prompt, cached=0, completion=completion) for each in prices if each is not None)
-    cost = max(costs, default=0)
+    cost = 0
+    for served in chain:
+        price = served.price(wall) if served.prices else None
+        if price is not None:
+            cost = max(cost, money.cost(price, prompt=prompt, cached=0, completion=completion))
     exchange.reserved_tokens = prompt + completion
     try:
         hold = account.try_reserve(prompt + completion, cost, time.monotonic())

@@ -17,6 +17,8 @@ HOLD_BYTES = 16 * 1024
 EVENT_LIMIT_BYTES = 16 * 1024 * 1024
 """A stream whose event does not end within this is cut."""
 HEAD_BYTES = 4 * 1024
+KEPT_BYTES = 4 * 1024
+"""How much of the end is kept for its usage, besides the last read."""
 
 # A lone CR at the end of what was read may be the first half of CRLF, so it ends nothing yet.
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
@@ -69,7 +71,7 @@ class Stream:
         tail = self._tail
         tail.append(data)
         self._tail_bytes += len(data)
-        while self._tail_bytes - len(tail[0]) >= TAIL_BYTES:
+        while self._tail_bytes - len(tail[0]) >= KEPT_BYTES:
             self._tail_bytes -= len(tail.popleft())
         if len(self.head) < HEAD_BYTES:
             self.head += data[: HEAD_BYTES - len(self.head)]

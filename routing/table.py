@@ -80,6 +80,7 @@ class Target:
     __slots__ = (
         "_in_flight_asked",
         "answer_headers",
+        "answer_lines",
         "attached",
         "authorization",
         "engine",
@@ -133,6 +134,7 @@ class Target:
             (b"x-llmgw-model", header_text(self.model)),
             (b"x-llmgw-replica", header_text(self.replica)),
         )
+        self.answer_lines = b"".join(b"%b: %b\r\n" % pair for pair in self.answer_headers)
 
     @property
     def address(self) -> tuple[str | Outside, str, int]:

@@ -60,11 +60,12 @@ class Full(UpstreamError):
 class Answer:
     """The head of an engine's answer. `kept`: the headers that its client gets; `length` as it was written."""
 
-    __slots__ = ("content_type", "framed", "kept", "length", "retry_after", "status")
+    __slots__ = ("content_type", "framed", "kept", "kept_lines", "length", "retry_after", "status")
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.kept = [pair for pair in headers if pair[0] in _KEPT]
+        self.kept_lines = b"".join(b"%b: %b\r\n" % pair for pair in self.kept)
         self.content_type = b""
         self.length: bytes | None = None
         self.retry_after: bytes | None = None

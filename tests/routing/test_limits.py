@@ -90,7 +90,8 @@ class Requests(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), tokens=st.integers(0, 600), cost=st.integers(0, 9_000))
     def reserve(self, which: int, tokens: int, cost: int) -> None:
         found = account(self.limiter, self.grants[which])
-        found.headers(self.now)  # moves the buckets on, so that nothing but the reservation changes them below
+        for meter in found.meters:
+            meter.used_at(self.now)  # so that nothing but the reservation changes the buckets below
         before = state(found)
         try:
             hold = found.try_reserve(tokens, cost, self.now)
