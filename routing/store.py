@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -84,7 +84,9 @@ class DjangoStore:
             engine_secret=Secret.named(SECRET_NAME),
             failing=tuple(
                 Failing(model, reason, next_try_at.timestamp())
-                for model, reason, next_try_at in Backoff.objects.values_list("model", "reason", "next_try_at")
+                for model, reason, next_try_at in Backoff.objects.filter(node="").values_list(
+                    "model", "reason", "next_try_at"
+                )
             ),
             prices=Price.objects.snapshot(),
         )
@@ -175,6 +177,23 @@ def _statement(rows: int) -> str:
 _MANY, _ONE = _statement(AT_ONCE), _statement(1)
 
 
+def _moments() -> Callable[[float], Any]:
+    """How the database takes epoch seconds; for SQLite a text, whose seconds many records in a row share."""
+    if connection.vendor != "sqlite":
+        return lambda at: datetime.fromtimestamp(at, UTC)
+    last, text = -1, ""
+
+    def moment(at: float) -> str:
+        nonlocal last, text
+        micros = round(at * 1e6)
+        second, rest = divmod(micros, 1_000_000)
+        if second != last:
+            last, text = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{text}.{rest:06}" if rest else text
+
+    return moment
+
+
 class AlreadyThere(Exception):
     """An earlier process, or an attempt whose outcome was unknown, brought some of the records there."""
 
@@ -195,11 +214,11 @@ def _insert_new(records: Sequence[Record]) -> None:
 def _insert(records: Sequence[Record]) -> None:
     """Usage rows and what they add to the sums, without model instances, whose making is most of what a bulk_create
     costs. Raises AlreadyThere when a request id is."""
-    moment = connection.ops.adapt_datetimefield_value
+    moment = _moments()
 
     def values(record: Record) -> list[Any]:
         row = list(_of_record(record))
-        row[_AT] = moment(datetime.fromtimestamp(record.at, UTC))
+        row[_AT] = moment(record.at)
         if record.explained is not None:
             row[_EXPLAINED] = msgspec.json.encode(record.explained).decode()
         return row
