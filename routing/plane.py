@@ -51,6 +51,7 @@ class Plane:
         "static",
         "store_away",
         "table",
+        "waiting_bytes",
     )
 
     def __init__(self, settings: Settings) -> None:
@@ -70,6 +71,8 @@ class Plane:
         self.default_index = self.bands[self.default_band]
         self.limiter = Limiter()
         self.share = Share(settings.redis.url) if settings.redis.url else None
+        self.waiting_bytes = 0
+        """Of bodies whose requests wait for a place."""
         self.demand: set[str] = set()
         """On-demand models that were asked for since the store was last told."""
         self.cold = asyncio.Event()

@@ -145,7 +145,11 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
     ticket.wake = lambda: loop.call_soon(news.set)  # type: ignore[assignment]
     began = time.monotonic()
     exchange.position = admission.position(ticket)
+    size = len(exchange.raw_body)
+    plane.waiting_bytes += size
     try:
+        if plane.waiting_bytes > plane.settings.gateway.waiting_bytes:
+            raise _busy(served, admission.waiting)
         while True:
             if exchange.left:
                 raise ClientLeft
@@ -165,6 +169,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
                 continue
             await news
     finally:
+        plane.waiting_bytes -= size
         exchange.look_at = None
         exchange.queue_ms += round((time.monotonic() - began) * 1e3, 3)
 

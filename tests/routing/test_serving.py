@@ -189,6 +189,18 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_again(
         ] * 5
 
 
+async def test_waiting_bodies_take_no_more_memory_than_they_may(start: Start, engine: MockEngine, gate: Gate) -> None:
+    async with start(one(engine), waiting_bytes=2000) as gateway:
+        tasks = await queue_up(gateway, [("first", KEY), ("second", KEY)])
+        response = await gateway.chat({"user": "surplus", "padding": "x" * 2000})
+        assert (response.status_code, code(response)) == (503, "engine_busy")
+        tasks += await queue_up(gateway, [("small", KEY)])
+        gate.open()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+        assert "surplus" not in gate.users
+        assert gateway.gateway.plane.waiting_bytes == 0
+
+
 async def test_without_any_queue_who_finds_no_room_is_refused(start: Start, engine: MockEngine, gate: Gate) -> None:
     async with start(one(engine), queue_limit=0) as gateway:
         tasks = await queue_up(gateway, [("first", KEY)])
