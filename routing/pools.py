@@ -31,9 +31,14 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._most_idle = MAX_IDLE
         self._all: set[Connection] = set()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[Connection, asyncio.Task[None]] = {}
         self.known: tuple[Known, Answer] | None = None
         """The last head of an answer from here that came with its body, to be recognised."""
+
+    @property
+    def opening(self) -> int:
+        """How many are on their way."""
+        return len(self._opening)
 
     def idle(self) -> Connection | None:
         """One that is open already."""
@@ -50,9 +55,8 @@ class Pool:
             raise Full(f"{MAX_CONNECTIONS} connections to it are in use")
         connection = Connection(self)
         self._all.add(connection)
-        task = self._loop.create_task(self._connect(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task = self._opening[connection] = self._loop.create_task(self._connect(connection))
+        task.add_done_callback(lambda _: self._opening.pop(connection, None))
         return connection
 
     async def _connect(self, connection: Connection) -> None:
@@ -63,6 +67,7 @@ class Pool:
                 await self._line.connect(connection)
         except (OSError, UpstreamError) as error:
             failure = error if isinstance(error, UpstreamError) else ConnectFailed(error.strerror or str(error))
+            self._opening.pop(connection, None)
             connection.fail(failure)
             self.closed(connection)
 
@@ -76,6 +81,9 @@ class Pool:
 
     def closed(self, connection: Connection) -> None:
         self._all.discard(connection)
+        opening = self._opening.pop(connection, None)
+        if opening is not None and connection.transport is None:
+            opening.cancel()  # nobody waits for it any more, and a host that is gone may never say so
         if connection.idle:
             connection.idle = False
             self._idle.remove(connection)
@@ -94,14 +102,15 @@ class Pool:
         self.prune(inf)
 
     async def close(self) -> None:
-        for task in tuple(self._opening):
+        opening = tuple(self._opening.values())
+        for task in opening:
             task.cancel()
         for connection in tuple(self._all):
             connection.idle = False
             connection.fail(Broken("the gateway stops"))
         self._idle.clear()
         self._all.clear()
-        await asyncio.gather(*tuple(self._opening), return_exceptions=True)
+        await asyncio.gather(*opening, return_exceptions=True)
 
 
 class Pools:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import socket
 
 import pytest
 
@@ -156,6 +157,25 @@ async def test_the_limit_of_one_wait_never_ends_another(start: Start) -> None:
             await engine.next_request()
             assert (await gateway.chat()).status_code == 200  # it waited longer than it may connect
             assert (await holds).status_code == 200
+
+
+async def test_connecting_ends_when_nobody_waits_for_it_any_more(start: Start) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        crowd = [socket.socket() for _ in range(3)]  # after which the kernel answers nobody there
+        for each in crowd:
+            each.setblocking(False)
+            each.connect_ex(address)
+        try:
+            async with start(contents(endpoint(address[1])), connect_timeout_s=0.3, scrape_s=100) as gateway:
+                assert code(await gateway.chat()) == "engine_down"
+                pool = gateway.gateway.plane.pools.of(gateway.gateway.plane.table.targets[0])
+                await eventually(lambda: not pool.opening)
+        finally:
+            for each in crowd:
+                each.close()
 
 
 async def test_no_connection_stays_to_an_endpoint_that_is_gone(start: Start) -> None:
