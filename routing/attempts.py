@@ -63,7 +63,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
         except UpstreamError as error:
             exchange.say(logging.WARNING, f"Replica {target.replica} failed a request of {served.name}: {error}")
             since = round((now - exchange.started) * 1e3, 1)
-            exchange.failures.append(Attempt(target.replica, since, str(error)[:SHOWN_BYTES]))
+            exchange.failures += (Attempt(target.replica, since, str(error)[:SHOWN_BYTES]),)
             if exchange.answering:
                 raise
             # It is loaded there once more before another endpoint is tried.

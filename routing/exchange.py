@@ -77,7 +77,11 @@ class Exchange:
     """Whether it waited for a replica to become ready."""
     look_at: float | None = None
     """When a waiting request looks around next, monotonic; the plane's watch looks at it."""
+    news: Signal | None = None
+    """Of a request that waits for its place: set when there may be something new."""
     considered: tuple[Considered, ...] = ()
+    failures: tuple[Attempt, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     affinity = ""
     connection: Connection | None = None
     add_usage = False
@@ -98,11 +102,7 @@ class Exchange:
         self.path, self.method, self.headers = head.path, head.method, head.headers
         self.request_id = plane.next_id()
         self.started = time.monotonic()
-        self.news = Signal()
-        """Set when there may be something new for a request that waits for its place."""
         self.translation = translate.for_route(head.path)
-        self.failures: list[Attempt] = []
-        self.skipped: list[Skipped] = []
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def overdue(self) -> None:
@@ -124,7 +124,8 @@ class Exchange:
         self.left = True
         if self.connection is not None:
             self.connection.fail(ClientLeft())
-        self.news.set()
+        if self.news is not None:
+            self.news.set()
 
     # --- the steps ---------------------------------------------------------------------------------------------------
     async def run(self) -> None:

@@ -110,7 +110,7 @@ class Loops:
         for exchange in tuple(self.plane.active):
             if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.overdue()
-            elif exchange.look_at is not None and exchange.look_at <= now:
+            elif exchange.news is not None and exchange.look_at is not None and exchange.look_at <= now:
                 exchange.news.set()
             elif (
                 not exchange.client.direct

@@ -19,6 +19,7 @@ from routing.client import ClientLeft
 from routing.explain import Skipped
 from routing.openai import Refusal
 from routing.over import Over
+from routing.run import Signal
 from routing.table import Served, coming, nowhere
 from tenants import money
 
@@ -56,7 +57,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
             if exchange.answering or not (gone or refusal.code in MOVES_ON):
                 raise
             first = first or refusal
-            exchange.skipped.append(Skipped(each.name, refusal.code))
+            exchange.skipped += (Skipped(each.name, refusal.code),)
             measures.FALLBACKS.of(each.name).value += 1
     assert first is not None, "a chain has at least two models"
     if first.code != "model_loading":
@@ -139,7 +140,8 @@ def _busy(served: Served, waiting: int) -> Refusal:
 async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: float, *, waits_to_load: bool) -> Served:
     """Until the ticket is admitted; the model as it is served then. Raises Refusal when its time is up, or when the
     replica that was waited for will not come."""
-    plane, news = exchange.plane, exchange.news
+    plane = exchange.plane
+    news = exchange.news = Signal()
     admission, loop = served.standing.admission, asyncio.get_running_loop()
     # Not at once: whoever frees a place must be done with it before the next one sends anything.
     ticket.wake = lambda: loop.call_soon(news.set)  # type: ignore[assignment]

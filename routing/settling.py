@@ -104,6 +104,6 @@ def _explained(exchange: Exchange) -> Explained | None:
         reserved_tokens=exchange.reserved_tokens,
         affinity=exchange.affinity,
         considered=exchange.considered,
-        attempts=tuple(exchange.failures[:SHOWN]),
-        skipped=tuple(exchange.skipped[:SHOWN]),
+        attempts=exchange.failures[:SHOWN],
+        skipped=exchange.skipped[:SHOWN],
     )
