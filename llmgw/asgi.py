@@ -29,6 +29,7 @@ django_app: Any = BoundedBodies(get_asgi_application())
 agent_stream: Any = AgentStream.as_asgi()
 gateway = Gateway()
 gc.freeze()
+gc.set_threshold(20_000, 20, 100)  # what a request makes is gone by then, without having been looked through
 gc.enable()
 
 
