@@ -84,9 +84,7 @@ class DjangoStore:
             engine_secret=Secret.named(SECRET_NAME),
             failing=tuple(
                 Failing(model, reason, next_try_at.timestamp())
-                for model, reason, next_try_at in Backoff.objects.filter(node="").values_list(
-                    "model", "reason", "next_try_at"
-                )
+                for model, reason, next_try_at in Backoff.objects.values_list("model", "reason", "next_try_at")
             ),
             prices=Price.objects.snapshot(),
         )
