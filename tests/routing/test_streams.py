@@ -161,7 +161,7 @@ async def test_a_slow_client_stops_the_read_from_the_engine(gateway: Running, en
     writer.write(raw_chat(json.dumps({**CHAT, "stream": True}).encode()))
     await reader.readuntil(b"\r\n\r\n")
     held = await settled(lambda: written)
-    assert held < 40_000_000  # what the kernel's socket buffers hold, on two hops
+    assert held < 100_000_000  # of 200 million: what the kernel's socket buffers hold, on two hops
     await reader.readexactly(5_000_000)
     await eventually(lambda: written > held)
     writer.close()
