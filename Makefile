@@ -41,9 +41,9 @@ docs: .venv/dev-ready
 	$(PY) docs/reference.py
 
 lock:
-	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 pyproject.toml --group build -o requirements.lock
-	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 -c requirements.lock pyproject.toml --group build --group dev -o requirements-dev.lock
-	$(UV) pip compile -q --upgrade --generate-hashes --no-emit-index-url --universal --python-version 3.11 -c requirements.lock pyproject.toml --group bench -o requirements-bench.lock
+	$(UV) pip compile -q --upgrade --generate-hashes --custom-compile-command "make lock" --universal --python-version 3.11 pyproject.toml --group build -o requirements.lock
+	$(UV) pip compile -q --upgrade --generate-hashes --custom-compile-command "make lock" --universal --python-version 3.11 -c requirements.lock pyproject.toml --group build --group dev -o requirements-dev.lock
+	$(UV) pip compile -q --upgrade --generate-hashes --custom-compile-command "make lock" --universal --python-version 3.11 -c requirements.lock pyproject.toml --group bench -o requirements-bench.lock
 
 .venv/ready: requirements.lock pyproject.toml
 	@sh llmgw/ops/environment.sh requirements.lock
