@@ -79,13 +79,6 @@ def _counted(candidate: Candidate) -> float:
     return candidate.in_flight / (candidate.weight or 1) if known is None else known
 
 
-def choose(candidates: Sequence[C], turn: int) -> C | None:
-    """The least loaded candidate, when there is one."""
-    if len(candidates) <= 1:
-        return candidates[0] if candidates else None
-    return least_loaded(candidates, turn)
-
-
 def least_loaded(candidates: Sequence[C], turn: int) -> C:
     """Of at least one; among equals the one with the emptier KV cache (when all say), then by `turn`."""
     least, highest = math.inf, -1.0

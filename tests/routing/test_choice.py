@@ -14,7 +14,7 @@ from routing import ejection, mappings
 from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
 from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, Mapping, mapping_for, read
-from routing.scheduling import REMEMBERED_GONE, Chooser, choose, load, saturated, scores
+from routing.scheduling import REMEMBERED_GONE, Chooser, least_loaded, load, saturated, scores
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ OTHER = prefix_keys(bytes(range(255, -1, -1)) * 16, 0, 4096)
 
 @given(places, st.integers(0, 1000))
 def test_nothing_known_to_be_less_loaded_is_passed_over(candidates: list[Place], turn: int) -> None:
-    chosen = choose(candidates, turn)
+    chosen = least_loaded(candidates, turn)
     assert chosen is not None
     known = [each for candidate in candidates if (each := load(candidate)) is not None]
     mine = load(chosen)
@@ -61,32 +61,32 @@ def test_nothing_known_to_be_less_loaded_is_passed_over(candidates: list[Place],
 @given(places)
 def test_equals_are_served_in_turn(candidates: list[Place]) -> None:
     same = [Place(str(index)) for index in range(len(candidates))]
-    chosen = {choose(same, turn) for turn in range(len(same))}
+    chosen = {least_loaded(same, turn) for turn in range(len(same))}
     assert chosen == set(same)
 
 
 def test_unknown_load_is_never_taken_for_idle() -> None:
     busy, unknown = Place("busy", running=3), Place("unknown", running=None)
-    assert choose([unknown, busy, Place("free")], 0) == Place("free")
-    assert choose([Place("u", running=None, in_flight=9), busy], 0) == busy
-    assert choose([], 0) is None
-    assert choose([unknown], 5) == unknown
+    assert least_loaded([unknown, busy, Place("free")], 0) == Place("free")
+    assert least_loaded([Place("u", running=None, in_flight=9), busy], 0) == busy
+    assert Chooser("least_load").choose([]) is None
+    assert least_loaded([unknown], 5) == unknown
 
 
 def test_requests_sent_and_ended_since_the_scrape_and_the_weight_count() -> None:
-    assert choose([Place("a", in_flight=2), Place("b", running=1)], 0) == Place("b", running=1)
+    assert least_loaded([Place("a", in_flight=2), Place("b", running=1)], 0) == Place("b", running=1)
     ended = Place("ended", running=2, in_flight_then=2)
-    assert choose([Place("a", running=1), ended], 0) == ended
+    assert least_loaded([Place("a", running=1), ended], 0) == ended
     assert load(Place(running=1, waiting=3, in_flight=1, in_flight_then=2)) == 3
     assert load(Place(running=0, in_flight=1, in_flight_then=2)) == 1
     big = Place("big", weight=10, running=5)
-    assert choose([big, Place("small", running=1)], 0) == big
+    assert least_loaded([big, Place("small", running=1)], 0) == big
 
 
 def test_the_cache_decides_between_equals_only_when_all_say_how_full_it_is() -> None:
     full, empty = Place("full", kv_used=0.9), Place("empty", kv_used=0.1)
-    assert choose([full, empty], 0) == empty
-    assert choose([full, Place("silent")], 0) == full
+    assert least_loaded([full, empty], 0) == empty
+    assert least_loaded([full, Place("silent")], 0) == full
 
 
 def test_an_explanation_shows_every_load_and_none_for_the_unknown() -> None:
