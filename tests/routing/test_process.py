@@ -82,19 +82,25 @@ def stored(data: Path) -> list[str]:
     return [row[0] for row in rows]
 
 
+async def seed(engine: MockEngine, folder: Path) -> str:
+    """A store with one model that `engine` serves; returns a project's key."""
+    seeded = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", SEED, str(engine.port)],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    key, engine.key = seeded.stdout.split()
+    return key
+
+
 @pytest.mark.timeout(600)
 async def test_no_finished_request_is_lost_or_counted_twice_by_sigterm_or_kill_9(tmp_path: Path) -> None:
     async with MockEngine() as engine:
-        seeded = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", SEED, str(engine.port)],
-            cwd=ROOT,
-            env=environment(tmp_path),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        key, engine.key = seeded.stdout.split()
+        key = await seed(engine, tmp_path)
         answered: list[str] = []
         port = free_port()
         async with process(tmp_path, port) as child:

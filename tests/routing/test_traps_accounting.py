@@ -7,8 +7,6 @@ import json
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +20,11 @@ from routing.journal import Journal, Record
 from routing.over import QUOTA
 from tenants.limits import Budget, Limit
 from tenants.money import Price
-from tests.bench.rig import ROOT, SEED, free_port
+from tests.bench.rig import free_port
 from tests.routing.conftest import Start
 from tests.routing.gateways import CHAT, KEY, code, contents, endpoint, eventually, grant
 from tests.routing.pressure import WAYS, Gate, at_rest
-from tests.routing.test_process import environment, process
+from tests.routing.test_process import process, seed
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import BASE, MockEngine, plain
 
@@ -188,16 +186,7 @@ async def test_killed_twenty_times_under_load_every_request_that_ended_has_exact
     """Two gateways over one store, killed in turn, so that each finds what the other has left behind."""
     kills = 20
     async with MockEngine() as engine:
-        seeded = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", SEED, str(engine.port)],
-            cwd=ROOT,
-            env=environment(tmp_path),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        key, engine.key = seeded.stdout.split()
+        key = await seed(engine, tmp_path)
         ended: list[str] = []
 
         async def lives_and_dies(times: int) -> None:
