@@ -82,7 +82,6 @@ class Target:
         "answer_headers",
         "answer_lines",
         "attached",
-        "authorization",
         "engine",
         "health",
         "host",
@@ -128,8 +127,7 @@ class Target:
         self.in_flight = self.in_flight_then = self._in_flight_asked = 0
         self.health = ejection.WELL
         host = f"[{self.host}]" if ":" in self.host else self.host
-        self.authorization = f"Authorization: Bearer {key}\r\n".encode()
-        self.request_head = f" HTTP/1.1\r\nHost: {host}:{self.port}\r\n".encode() + self.authorization
+        self.request_head = f" HTTP/1.1\r\nHost: {host}:{self.port}\r\nAuthorization: Bearer {key}\r\n".encode()
         self.answer_headers: tuple[tuple[bytes, bytes], ...] = (
             (b"x-llmgw-model", header_text(self.model)),
             (b"x-llmgw-replica", header_text(self.replica)),
