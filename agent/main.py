@@ -21,10 +21,23 @@ from agent.answers import Answers
 from agent.bounds import within_bounds
 from agent.config import AgentSettings, ConfigError, load
 from agent.discovery.machine import Machine
+from agent.errands import Errands
 from agent.hardware import Found, Hardware
 from agent.host import Host
 from agent.installer import Installer
-from agent.protocol import Ack, Command, Disk, Heartbeat, Inventory, Register, ShardStatus, StartShard, StopShard
+from agent.protocol import (
+    Ack,
+    Command,
+    Disk,
+    Fetch,
+    Heartbeat,
+    InstallEngine,
+    Inventory,
+    Register,
+    ShardStatus,
+    StartShard,
+    StopShard,
+)
 from agent.session import Session
 from agent.supervisor import Supervisor
 from agent.weights import Weights
@@ -51,6 +64,7 @@ class Agent:
         self._supervisor = Supervisor(
             settings, host, weights=self._weights, installer=self._installer, publish=self._session.publish
         )
+        self._errands = Errands(self._weights, self._installer, lambda: self._supervisor.host)
         self._answers = Answers(self._carry_out)
         self._told: Inventory | None = None
 
@@ -66,6 +80,7 @@ class Agent:
         for task in (watching, speaking):
             task.cancel()
         await asyncio.wait((watching, speaking), timeout=STOP_SESSION_S)
+        await self._errands.close()
         if not self._settings.stop_engines_on_exit:
             await self._supervisor.close(stop_engines=False)
 
@@ -92,6 +107,7 @@ class Agent:
         return Heartbeat(
             load=msgspec.structs.replace(load, gpus=found.readings[: protocol.MAX_GPUS], gpus_age_s=found.age_s),
             shards=self._supervisor.states(),
+            errands=self._errands.told(),
             inventory=None if before and _lasting(inventory) == _lasting(before) else inventory,
         )
 
@@ -112,11 +128,14 @@ class Agent:
         return self._answers.answer(command)
 
     def _carry_out(self, command: Command) -> str:
+        log.debug("Command %d: %s (trace %s)", command.id, type(command.body).__name__, command.traceparent or "-")
         match command.body:
             case StartShard() as start:
                 return self._supervisor.start_shard(start)
             case StopShard() as stop:
                 return self._supervisor.stop_shard(stop)
+            case Fetch() | InstallEngine() as errand:
+                return self._errands.begin(command.id, errand)
             case other:
                 assert_never(other)
 

@@ -274,9 +274,21 @@ class Register(Struct, frozen=True, kw_only=True, tag="register", omit_defaults=
     shards: tuple[Running, ...] = ()
 
 
+class Errand(Struct, frozen=True, kw_only=True):
+    """A fetch or an installation that a command asked for, under way or ended lately."""
+
+    command: int
+    what: str
+    """The source, or the engine."""
+    state: Literal["running", "done", "failed"] = "running"
+    reason: str = ""
+    progress: Progress | None = None
+
+
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     load: NodeLoad
     shards: tuple[ShardState, ...] = ()
+    errands: tuple[Errand, ...] = ()
     inventory: Inventory | None = None
     """Told anew when anything but free space is other than this stream last heard of."""
 
@@ -312,7 +324,19 @@ class StopShard(Struct, frozen=True, kw_only=True, tag="stop_shard"):
     grace_s: float = 10
 
 
-Body = StartShard | StopShard
+class Fetch(Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Bring weights onto the node before anything there needs them. The answer says that it has begun."""
+
+    source: str
+
+
+class InstallEngine(Struct, frozen=True, kw_only=True, tag="install_engine"):
+    """Install the best build of an engine before anything needs it. The answer says that it has begun."""
+
+    engine: str
+
+
+Body = StartShard | StopShard | Fetch | InstallEngine
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -328,6 +352,8 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
 class Command(Struct, frozen=True, kw_only=True, tag="command"):
     id: int
     body: Body
+    traceparent: str = ""
+    """Of the decision it belongs to, as W3C Trace Context writes it."""
 
 
 Down = Welcome | Refused | Command

@@ -86,11 +86,15 @@ def heartbeat(
     changed: Iterable[protocol.ShardState],
     now: datetime,
     inventory: protocol.Inventory | None = None,
+    errands: tuple[protocol.Errand, ...] = (),
 ) -> Heard:
     """A sign of life. `changed`: the shards whose state differs from what this stream last told; `inventory`: what the
-    machine holds, where that is news."""
+    machine holds, where that is news; `errands`: fetches and installations that commands asked for."""
     rows = Node.objects.filter(pk=node, connection=connection)
     beat = {"last_seen_at": now, "load": msgspec.to_builtins(load)}
+    if errands:
+        reports.note_ended(node, errands, now)
+        beat["errands"] = msgspec.to_builtins(errands)
     if inventory is not None:
         beat["inventory"] = msgspec.to_builtins(inventory)
     if not rows.filter(state=NodeState.READY).update(**beat):
@@ -115,6 +119,10 @@ def acknowledge(*, node: str, ack: protocol.Ack, now: datetime) -> None:
     """An agent has done, or refused, what a command says."""
     row = commands.acknowledge(node=node, ack=ack, now=now)
     if row is None:
+        return
+    if not row.replica:
+        if not ack.ok:
+            timeline.note("refused", f"node {node} does not do as asked: {ack.error}", at=now, node=node)
         return
     shard = Shard.objects.filter(replica=row.replica, rank=commands.rank_of(row), node=node).first()
     if shard is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import assert_never
 
 import msgspec
 from django.db.models import Q, QuerySet
 
 from agent import protocol
-from llmgw.core import doorbell
+from llmgw.core import doorbell, traces
 from llmgw.core.models import Secret
 from nodes.engine_keys import SECRET_NAME, engine_key
 from nodes.models import Command
@@ -19,9 +20,14 @@ BATCH = 100
 
 
 def store(*, node: str, body: protocol.Body, now: datetime) -> Command:
-    """Keep a command for a node and ring for its stream on commit."""
-    replica = body.spec.replica if isinstance(body, protocol.StartShard) else body.replica
-    row = Command.objects.create(node_id=node, replica=replica, body=msgspec.to_builtins(body), made_at=now)
+    """Keep a command for a node, with the trace of the decision behind it, and ring for its stream on commit."""
+    row = Command.objects.create(
+        node_id=node,
+        replica=_about(body)[0],
+        body=msgspec.to_builtins(body),
+        traceparent=traces.child(traces.current()),
+        made_at=now,
+    )
     doorbell.ring_on_commit(doorbell.commands_for(node))
     return row
 
@@ -32,7 +38,7 @@ def take_due(*, node: str, connection: str, now: datetime) -> tuple[protocol.Com
     due = list(waiting.filter(Q(sent_at=None) | Q(sent_at__lte=now - RESEND_AFTER)).order_by("pk")[:BATCH])
     if due:
         Command.objects.filter(pk__in=[row.pk for row in due]).update(sent_at=now)
-    return tuple(protocol.Command(id=row.pk, body=_with_key(row.body)) for row in due)
+    return tuple(protocol.Command(id=row.pk, body=_with_key(row.body), traceparent=row.traceparent) for row in due)
 
 
 def nodes_with_due(now: datetime) -> tuple[str, ...]:
@@ -48,8 +54,10 @@ def _with_key(stored: object) -> protocol.Body:
     match body:
         case protocol.StartShard():
             return msgspec.structs.replace(body, engine_key=engine_key(Secret.named(SECRET_NAME), body.spec.replica))
-        case protocol.StopShard():
+        case protocol.StopShard() | protocol.Fetch() | protocol.InstallEngine():
             return body
+        case _:
+            assert_never(body)
 
 
 def send_again(*, node: str) -> None:
@@ -65,8 +73,21 @@ def acknowledge(*, node: str, ack: protocol.Ack, now: datetime) -> Command | Non
 
 
 def rank_of(row: Command) -> int:
-    body: protocol.Body = msgspec.convert(row.body, protocol.Body)  # type: ignore[call-overload]
-    return body.spec.rank if isinstance(body, protocol.StartShard) else body.rank
+    """Of the shard that a command is about."""
+    return _about(msgspec.convert(row.body, protocol.Body))[1]  # type: ignore[call-overload]
+
+
+def _about(body: protocol.Body) -> tuple[str, int]:
+    """The replica and rank that a command is about; no replica for what concerns the node alone."""
+    match body:
+        case protocol.StartShard():
+            return body.spec.replica, body.spec.rank
+        case protocol.StopShard():
+            return body.replica, body.rank
+        case protocol.Fetch() | protocol.InstallEngine():
+            return "", 0
+        case _:
+            assert_never(body)
 
 
 def unanswered(replica: str, kind: str) -> QuerySet[Command]:

@@ -68,6 +68,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.sender: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
         self.told: dict[tuple[str, int], protocol.ShardState] = {}
+        self.errands: tuple[protocol.Errand, ...] = ()
         self.written_at = 0.0
 
     async def dispatch(self, message: dict[str, Any]) -> None:
@@ -160,8 +161,11 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def _heartbeat(self, node: Node, message: protocol.Heartbeat) -> None:
         changed = [state for state in message.shards if self.told.get((state.replica, state.rank)) != state]
-        if not changed and message.inventory is None and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
+        errands = message.errands if message.errands != self.errands else ()
+        news = changed or errands or message.inventory is not None
+        if not news and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
             return
+        self.errands = message.errands
         self.told = {(state.replica, state.rank): state for state in message.shards}
         self.written_at = self.clock.monotonic()
         beat = database_sync_to_async(actions.heartbeat)
@@ -172,6 +176,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             changed=changed,
             now=self.clock.now(),
             inventory=message.inventory,
+            errands=errands,
         )
         await self._go_on(heard)
 

@@ -14,6 +14,7 @@ from agent import protocol
 MAX_LABEL = 63
 MAX_NAME = 120
 MAX_CLASS = 80
+MAX_ERRANDS = 64
 LARGEST = 2**63 - 1
 LARGEST_IN_ROWS = 2**31 - 1
 # As colours, titles and cursor moves are written, in seven and in eight bits.
@@ -40,6 +41,8 @@ def fitted(message: protocol.Up) -> protocol.Up:
         case protocol.Heartbeat():
             _check_states(fit.shards)
             _check_load(fit.load)
+            if len(fit.errands) > MAX_ERRANDS:
+                raise Unfit(f"{len(fit.errands)} errands are more than {MAX_ERRANDS}")
             if fit.inventory is not None:
                 _check_inventory(fit.inventory)
         case protocol.ShardStatus():

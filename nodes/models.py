@@ -25,12 +25,15 @@ class Node(models.Model):
     cordoned_at = models.DateTimeField(null=True, blank=True)
     draining_at = models.DateTimeField(null=True, blank=True)
     address = models.CharField(max_length=255, blank=True, help_text="Where gateways reach its engines.")
-    labels = models.JSONField(default=dict, blank=True)
+    labels = models.JSONField(default=dict, blank=True, help_text="What placement goes by: told by its agent, or set.")
+    told_labels = models.JSONField(default=dict, blank=True, help_text="As its agent.yaml says.")
+    set_labels = models.JSONField(default=dict, blank=True, help_text="By an operator; they win. Null hides one.")
     disabled_engines = models.JSONField(default=list, blank=True)
     reserved_cores = models.FloatField(default=0)
     agent_version = models.CharField(max_length=40, blank=True)
     inventory = models.JSONField(default=dict, help_text="agent.protocol.Inventory as registered.")
     load = models.JSONField(default=dict, help_text="agent.protocol.NodeLoad of the last stored heartbeat.")
+    errands = models.JSONField(default=list, help_text="agent.protocol.Errand of the last stored heartbeat.")
     connection = models.CharField(max_length=64, blank=True, help_text="The stream that speaks for it now.")
     registered_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
@@ -41,6 +44,22 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Certificate(models.Model):
+    """One that the authority issued for a node and that still proves it. Revoked is what has no row."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="certificates")
+    serial = models.CharField(max_length=40, primary_key=True, help_text="In hexadecimal.")
+    made_at = models.DateTimeField(default=timezone.now)
+    made_by = models.CharField(max_length=150)
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-made_at"]
+
+    def __str__(self) -> str:
+        return f"{self.serial} of {self.node_id}"
 
 
 class Wanted(models.TextChoices):
@@ -135,6 +154,7 @@ class Command(models.Model):
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="commands")
     replica = models.CharField(max_length=120, blank=True, db_index=True, help_text="The one it is about, if any.")
     body = models.JSONField(help_text="agent.protocol command body, tagged, without engine keys.")
+    traceparent = models.CharField(max_length=55, blank=True, help_text="Of the decision that it comes from.")
     made_at = models.DateTimeField(default=timezone.now)
     sent_at = models.DateTimeField(null=True)
     acknowledged_at = models.DateTimeField(null=True)

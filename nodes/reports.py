@@ -12,7 +12,7 @@ from agent import protocol
 from catalog.models import Profile
 from llmgw.core import doorbell
 from nodes import commands, timeline
-from nodes.models import Event, Replica, Shard, Wanted
+from nodes.models import Event, Node, Replica, Shard, Wanted
 from nodes.poke import poke
 from nodes.state import replica_state
 
@@ -179,3 +179,16 @@ def stop_answered(shard: Shard, ack: protocol.Ack, now: datetime) -> None:
     elif shard.state in protocol.ENDED:
         Shard.objects.filter(pk=shard.pk, state__in=protocol.ENDED).update(state="stopped", changed_at=now)
         poke()
+
+
+def note_ended(node: str, errands: Iterable[protocol.Errand], now: datetime) -> None:
+    """Put the end of a fetch or an installation on the node's timeline, once."""
+    known = msgspec.convert(
+        Node.objects.filter(pk=node).values_list("errands", flat=True).first() or (), tuple[protocol.Errand, ...]
+    )
+    before = {each.command: each.state for each in known}
+    for each in errands:
+        if each.state != "running" and before.get(each.command) != each.state:
+            what = each.what[:400]
+            text = f"node {node} has {what} now" if each.state == "done" else f"node {node} lacks {what}: {each.reason}"
+            timeline.note(f"errand {each.state}", text, at=now, node=node)
