@@ -84,6 +84,34 @@ def test_roce_is_told_from_infiniband_with_its_network_and_kinds_of_addresses(sy
     assert found.subnet_prefix == ""
 
 
+def test_the_network_of_a_roce_port_is_the_one_that_its_interface_reaches_without_a_gateway(sys_root: Path) -> None:
+    routes = sys_root / "proc/net/route"
+    routes.parent.mkdir(parents=True)
+    shown = {
+        "eno1": ("0000000A", "00000000", "00FFFFFF"),
+        "bond0": ("00000000", "0100000A", "00000000"),  # by way of a gateway
+        "ens1": ("00000000", "00000000", "00000000"),  # everywhere
+        "ens1f0np0": ("0000000A", "00000000", "0000FFFF"),
+        "odd": ("zz", "00000000", "00FFFFFF"),
+    }
+    lines = [f"{name}\t{there}\t{way}\t0001\t0\t0\t0\t{mask}\t0\t0\t0" for name, (there, way, mask) in shown.items()]
+    routes.write_text("Iface\tDestination\tGateway\tFlags\n" + "\n".join([*lines, "cut short"]))
+
+    def seen(name: str, interface: str, **gids: str) -> AdapterPort:
+        named = {f"gid_attrs/ndevs/{index.removeprefix('g')}": interface for index in gids}
+        adapter(sys_root, name, {**port(layer="Ethernet", **gids), **named})
+        return read(sys_root)[name].ports[0]
+
+    both = seen("mlx5_0", "ens1f0np0", g0=IB_GID, g3=ROCE_GID)
+    assert (both.network, both.subnet_prefix) == ("ens1f0np0", "10.0.0.0/16")
+    assert seen("mlx5_1", "bond0", g3=ROCE_GID).subnet_prefix == ""
+    assert seen("mlx5_2", "ens1f0np0", g0=IB_GID).subnet_prefix == ""
+    assert seen("mlx5_3", "ens1f0np0", g0="not an address").subnet_prefix == ""
+    assert seen("mlx5_4", "ens1", g3=ROCE_GID).subnet_prefix == ""
+    routes.unlink()
+    assert read(sys_root)["mlx5_0"].ports[0].subnet_prefix == ""
+
+
 @pytest.mark.parametrize(
     ("text", "rate"),
     [("2.5 Gb/sec (1X SDR)", 2.5), ("100 Gb/sec (4X EDR)", 100.0), ("10 Gb/sec (4X)", 10.0), ("N/A (no PMA)", None)],
