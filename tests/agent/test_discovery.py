@@ -15,9 +15,12 @@ import pytest
 
 from agent import doctor, main
 from agent.config import AgentSettings, ConfigError, load, stream_url
+from agent.discovery.cards import Card, Cards, Errors
 from agent.discovery.machine import Machine
+from agent.discovery.prober import ProbeError
 from agent.discovery.sensors import read_sensors
-from agent.protocol import Cpu, Disk, Inventory
+from agent.hardware import Hardware
+from agent.protocol import AdapterPort, Cpu, Disk, Inventory, RdmaAdapter
 from tests.agent.conftest import ROOT, settings_for
 
 FILES = {
@@ -160,6 +163,39 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert "FIX" in doctor.text(tuple(bad.values()))
     good = doctor.check(settings_for("http://127.0.0.1:1", tmp_path, None))
     assert [one.subject for one in good if not one.ok] == ["control plane"]
+
+
+def test_doctor_names_faulty_cards_fabrics_that_are_down_and_adapters_in_none(tmp_path: Path) -> None:
+    def port(state: str) -> tuple[AdapterPort, ...]:
+        return (AdapterPort(number=1, state=state, rate_gbit_s=400.0, link_layer="InfiniBand"),)
+
+    adapters = [RdmaAdapter(name=f"mlx5_{n}", ports=port("DOWN" if n == 1 else "ACTIVE")) for n in range(3)]
+    fine = Card("GPU-0", 0, "NVIDIA L4", 22 * 2**30)
+    worn = Card("GPU-1", 1, "NVIDIA L4", 22 * 2**30, pci="00000000:61:00.0", errors=Errors(remap_failed=True))
+
+    def checked(*cards: Card, fault: str = "") -> dict[str, tuple[bool, str]]:
+        def read() -> Cards:
+            if fault:
+                raise ProbeError(fault)
+            return Cards(cards, driver="580.65", cuda="13.0")
+
+        declared = {"ib0": ["mlx5_0"], "ib1": ["mlx5_1"]}
+        hardware = Hardware(declared, cards=read, adapters=lambda: tuple(adapters))
+        found = doctor.check(settings_for("http://127.0.0.1:1", tmp_path, None), hardware)
+        return {each.subject: (each.ok, each.text) for each in found}
+
+    well = checked(fine)
+    assert well["gpus"] == (True, "1 l4-22g, driver 580.65, CUDA 13.0")
+    assert well["fabric ib0"] == (True, "mlx5_0: InfiniBand, 400 Gbit/s")
+    assert well["fabric ib1"] == (
+        False,
+        "adapter mlx5_1 has no ACTIVE port: port 1 is DOWN. Mend that, or correct fabrics in agent.yaml.",
+    )
+    assert well["adapters"] == (True, "mlx5_2: in no fabric; name them under fabrics to let replicas span nodes")
+    ill = "Card 1 (NVIDIA L4, 00000000:61:00.0): row remap failure: it has to be replaced."
+    assert checked(fine, worn)["gpus"] == (False, ill)
+    assert checked(fault="install the NVIDIA driver")["gpus"] == (False, "install the NVIDIA driver.")
+    assert checked()["gpus"] == (True, "none")
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
