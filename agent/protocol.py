@@ -221,6 +221,8 @@ class ShardSpec(Struct, frozen=True, kw_only=True):
     tp: int = 1
     pp: int = 1
     nodes: int = 1
+    launch_mode: str = "mp"
+    """How ranks on several nodes are started: by the engine itself, or over Ray."""
     startup_timeout_s: float = 1200
     rendezvous: str = ""
     """`host:port` where the leader awaits this rank; empty for the leader itself, and on one node."""

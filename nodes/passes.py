@@ -161,6 +161,7 @@ def _tell_to_start(
         tp=profile.tp,
         pp=profile.pp,
         nodes=profile.nodes,
+        launch_mode=profile.launch_mode,
         fabric=shard.fabric,
         startup_timeout_s=profile.startup_timeout_s,
         rendezvous=rendezvous,
