@@ -141,6 +141,7 @@ def pages() -> dict[str, str]:
         from llmgw.ops.prepare import django_setup
 
         django_setup()
+        import nodes.gauges  # noqa: F401
         import routing.asgi  # noqa: F401 - every collector is defined once it is imported
         from agent.config import AgentSettings
         from llmgw.config import Settings

@@ -17,6 +17,7 @@ from agent import protocol
 from llmgw.core import doorbell
 from llmgw.core.clock import Clock, SystemClock
 from nodes import actions, commands, intake, polling
+from nodes.gauges import forget_cards, tell_cards
 from nodes.models import Node
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             self.sender.cancel()
         if self.node and self.registered:
             log.info("Node %s: its stream ended (%s)", self.node.name, code)
+            forget_cards(self.node.name, self.connection)
             await database_sync_to_async(actions.leave)(node=self.node.name, connection=self.connection)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
@@ -154,6 +156,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.registered = True
         self.told = {(each.status.replica, each.status.rank): each.status for each in message.shards}
         self.written_at = self.clock.monotonic()
+        tell_cards(node.name, self.connection, message.inventory.gpus)
         log.info("Node %s registered from %s with %d shards", node.name, message.address, len(message.shards))
         await self._say(answer)
         if self.sender is None:
@@ -178,6 +181,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             inventory=message.inventory,
             errands=errands,
         )
+        if heard == "ok" and message.inventory is not None:
+            tell_cards(node.name, self.connection, message.inventory.gpus)
         await self._go_on(heard)
 
     async def _go_on(self, heard: actions.Heard) -> None:
