@@ -191,6 +191,19 @@ class Nodes(Section):
     """How long the timeline reaches back."""
 
 
+class Agents(Section):
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port where agents come with certificates (mutual TLS), served by `llmgw server run agents`."""
+    host: str = "0.0.0.0"  # noqa: S104 - nothing is heard there without a certificate
+    """Its address."""
+    names: list[str] = []
+    """Names and addresses that agents dial, for the server's certificate, besides those that this machine has."""
+    authority_dir: Path | None = None
+    """Where the authority's key and certificates live; left out: `authority` in the data directory."""
+    join_tokens: bool = True
+    """Whether agents may also come with join tokens, to `listen.port`. Only for trusted networks."""
+
+
 class Usage(Section):
     flush_s: float = 1.0
     """How often finished requests move from the journal to the store."""
@@ -221,6 +234,7 @@ class Settings(Section):
     endpoints: list[Endpoint] = []
     """Engines that llmgw does not run. With these and `gateway.auth` off a gateway serves without any store."""
     nodes: Nodes = Nodes()
+    agents: Agents = Agents()
     usage: Usage = Usage()
     logging: Logging = Logging()
 
@@ -251,6 +265,10 @@ class Settings(Section):
     def base_url_here(self) -> str:
         """The address for programs on this machine, whatever proxy stands in front."""
         return self.model_copy(update={"listen": self.listen.model_copy(update={"public_url": None})}).base_url
+
+    @property
+    def authority_dir(self) -> Path:
+        return self.agents.authority_dir or self.data_dir / "authority"
 
     @property
     def secrets_dir(self) -> Path:

@@ -5,7 +5,6 @@ Reports are the truth about what runs: replica rows follow them (ND-2, ND-45). W
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
@@ -17,41 +16,32 @@ from django.utils import timezone
 
 from agent import protocol
 from llmgw.core import doorbell
-from nodes import commands, reports, timeline
+from nodes import commands, identity, labels, reports, timeline
 from nodes.models import ModelStatus, Node, NodeState, Shard
 from nodes.poke import poke
 from tenants import audit
 from tenants.audit import Actor
-from tenants.keys import MAX_LENGTH, digest, new_secret
+from tenants.keys import new_secret
 
 Heard = Literal["ok", "replaced", "register again"]
 """The stream that spoke goes on, or another one speaks for its node now, or its agent must tell everything again."""
 
 
-def node_of_token(token: str) -> Node | None:
-    """The node that a join token proves, if any."""
-    if not token.startswith("nt-") or len(token) > MAX_LENGTH:
-        return None
-    found = digest(token)
-    node = Node.objects.filter(token_digest=found).first()
-    return node if node and hmac.compare_digest(node.token_digest or "", found) else None
-
-
 @transaction.atomic
 def register_node(
-    *, node: Node, register: protocol.Register, connection: str, now: datetime
+    *, node: Node, register: protocol.Register, connection: str, now: datetime, proof: identity.Kind = "token"
 ) -> protocol.Welcome | protocol.Refused:
     """The first message of a stream: from now on `connection` speaks for the node, and its rows are rebuilt."""
     if register.node != node.name:
         return protocol.Refused(
-            reason=f"this token is node {node.name}'s, but the agent says it is {register.node}; "
-            f"set the node's name to {node.name}, or use the token of {register.node}"
+            reason=f"this {proof} is node {node.name}'s, but the agent says it is {register.node}; "
+            f"set the node's name to {node.name}, or use the {proof} of {register.node}"
         )
     node = Node.objects.select_for_update().get(pk=node.pk)
     known = node.machine_id and node.state not in (NodeState.JOINING, NodeState.LOST)
     if known and node.machine_id != register.machine_id:
         reason = (
-            f"node {node.name} is machine {node.machine_id}, and machine {register.machine_id} uses its token; "
+            f"node {node.name} is machine {node.machine_id}, and machine {register.machine_id} uses its {proof}; "
             f"give this machine a node of its own, or wait until the other one is lost, or remove the node"
         )
         timeline.note("refused", reason, at=now, node=node.name)
@@ -60,7 +50,8 @@ def register_node(
     node.state = NodeState.READY
     node.machine_id = register.machine_id
     node.address = register.address
-    node.labels = register.labels
+    node.told_labels = register.labels
+    node.labels = labels.effective(register.labels, node.set_labels)
     node.agent_version = register.agent_version
     node.inventory = msgspec.to_builtins(register.inventory)
     node.connection = connection
@@ -199,7 +190,7 @@ class NodeInUse(Exception):
 
 @transaction.atomic
 def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
-    """Forget a lost node, or one that never joined, at once and with its token; another only by `force`."""
+    """Forget a lost node, or one that never joined, at once, with its token and certificates; another by `force`."""
     node = Node.objects.select_for_update().get(pk=node.pk)
     if node.state not in (NodeState.LOST, NodeState.JOINING) and not force:
         raise NodeInUse(f"node {node.name} is {node.state}; drain it and stop its agent first, or force its removal")
@@ -207,6 +198,7 @@ def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
     audit.record(actor, "remove node", node.name, before={"state": node.state})
     timeline.note("remove node", f"node {node.name} was removed by {actor.name}", at=timezone.now(), node=node.name)
     doorbell.table_changed()
+    doorbell.ring_on_commit(doorbell.commands_for(node.name))  # its stream, if it has one, ends now
     poke()
 
 

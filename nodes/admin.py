@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from llmgw.core.admin_site import ReadOnly
 from nodes import actions
-from nodes.models import Backoff, Command, Event, ModelStatus, Node, Replica, ReplicaLoad, Shard
+from nodes.models import Backoff, Certificate, Command, Event, ModelStatus, Node, Replica, ReplicaLoad, Shard
 from nodes.snapshot import current_summary
 from tenants.audit import Actor
 
@@ -54,6 +54,13 @@ class NodeAdmin(ReadOnly):
     def _each(self, request: HttpRequest, queryset: QuerySet[Node], action: Callable[..., bool], done: str) -> None:
         names = [node.name for node in queryset if action(node=node, actor=Actor.of(request, via="admin"))]
         self.message_user(request, f"{', '.join(names) or 'No node'}: {done}.", messages.SUCCESS)
+
+
+@admin.register(Certificate)
+class CertificateAdmin(ReadOnly):
+    list_display = ["serial", "node", "made_at", "made_by", "expires_at"]
+    list_select_related = ["node"]
+    search_fields = ["serial", "node__name"]
 
 
 @admin.register(Replica)

@@ -16,7 +16,7 @@ from django.db import DatabaseError
 from agent import protocol
 from llmgw.core import doorbell
 from llmgw.core.clock import Clock, SystemClock
-from nodes import actions, commands, intake, polling
+from nodes import actions, commands, identity, intake, polling
 from nodes.gauges import forget_cards, tell_cards
 from nodes.models import Node
 
@@ -63,7 +63,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.node: Node | None = None
+        self.proof: identity.Proof | None = None
         self.connection = secrets.token_hex(16)
         self.registered = False
         self.sender: asyncio.Task[None] | None = None
@@ -88,15 +88,17 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
     def name(self) -> str:
         return f"node {self.node.name}" if self.node else "an agent"
 
+    @property
+    def node(self) -> Node | None:
+        return self.proof.node if self.proof else None
+
     async def connect(self) -> None:
         await self.accept()  # so that a refusal can say why
-        self.node = await database_sync_to_async(actions.node_of_token)(_bearer(self.scope))
-        if self.node is None:
-            await self._refuse(
-                "the join token is not known here; make one with `llmgw ctl node-token NAME`, and put it into the"
-                " agent's settings"
-            )
+        proof = await database_sync_to_async(identity.prove)(self.scope)
+        if isinstance(proof, identity.Unproven):
+            await self._refuse(proof.reason)
             return
+        self.proof = proof
         loop = asyncio.get_running_loop()
         self.deadline = loop.call_later(REGISTER_WITHIN_S, lambda: loop.create_task(self._register_late()))
 
@@ -112,7 +114,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         if self.node is None:
-            return  # refused; what it still says does not matter
+            return  # refused, or not yet proven; what it says does not matter
         raw = text_data.encode() if text_data is not None else bytes_data or b""
         if len(raw) > protocol.MAX_MESSAGE_BYTES:
             await self._refuse(f"a message of {len(raw)} bytes is over the limit of {protocol.MAX_MESSAGE_BYTES}")
@@ -148,8 +150,15 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _register(self, node: Node, message: protocol.Register) -> None:
         if self.deadline:
             self.deadline.cancel()  # it has spoken; that a whole fleet speaks at once is not its fault
+        assert self.proof
         register = database_sync_to_async(actions.register_node)
-        answer = await register(node=node, register=message, connection=self.connection, now=self.clock.now())
+        answer = await register(
+            node=node,
+            register=message,
+            connection=self.connection,
+            now=self.clock.now(),
+            proof=self.proof.kind,
+        )
         if isinstance(answer, protocol.Refused):
             await self._refuse(answer.reason, answer.retry_after_s)
             return
@@ -190,7 +199,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             case "ok":
                 return
             case "replaced":
-                await self._refuse("another stream speaks for this node now")
+                await self._refuse(await self._over() or "another stream speaks for this node now")
             case "register again":
                 await self.close(REGISTER_AGAIN)
 
@@ -204,8 +213,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             while True:
                 for command in await take(node=node.name, connection=self.connection, now=self.clock.now()):
                     await self._say(command)
-                if await listener.wait(LOOK_S) and not await self._current(node):
-                    await self._refuse("another stream speaks for this node now")
+                if await listener.wait(LOOK_S) and (over := await self._over()):
+                    await self._refuse(over)
                     return
         except DatabaseError as error:
             log.error("Node %s: the store cannot be used (%s); its agent connects again", node.name, error)
@@ -217,8 +226,18 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             listener.close()
             poll.leave()
 
-    async def _current(self, node: Node) -> bool:
-        return await Node.objects.filter(pk=node.pk, connection=self.connection).aexists()
+    async def _over(self) -> str:
+        """Why this stream no longer speaks for its node; empty while it does."""
+        assert self.proof
+        node = self.proof.node
+        row = await Node.objects.filter(pk=node.pk).values_list("connection", flat=True).afirst()
+        if row is None:
+            return f"node {node.name} was removed; make it anew before its agent joins again"
+        if not await database_sync_to_async(identity.still_proven)(self.proof):
+            return f"the certificate of node {node.name} was revoked; make another with `llmgw node add {node.name}`"
+        if row == "":
+            return f"who speaks for node {node.name} must be proven anew"
+        return "" if row == self.connection else "another stream speaks for this node now"
 
     async def _register_late(self) -> None:
         await self._refuse(f"nothing was registered within {REGISTER_WITHIN_S:g} s")
@@ -231,12 +250,6 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def _say(self, message: protocol.Down) -> None:
         await self.send(text_data=protocol.encode(message).decode())
-
-
-def _bearer(scope: dict[str, Any]) -> str:
-    headers = dict(scope["headers"])
-    kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def _other_version(raw: bytes) -> str:

@@ -27,7 +27,7 @@ class Node(models.Model):
     address = models.CharField(max_length=255, blank=True, help_text="Where gateways reach its engines.")
     labels = models.JSONField(default=dict, blank=True, help_text="What placement goes by: told by its agent, or set.")
     told_labels = models.JSONField(default=dict, blank=True, help_text="As its agent.yaml says.")
-    set_labels = models.JSONField(default=dict, blank=True, help_text="By an operator; they win. Null hides one.")
+    set_labels = models.JSONField(default=dict, blank=True, help_text="By operators; they win.")
     disabled_engines = models.JSONField(default=list, blank=True)
     reserved_cores = models.FloatField(default=0)
     agent_version = models.CharField(max_length=40, blank=True)

@@ -6,7 +6,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from nodes import actions, snapshot
+from nodes import actions, identity, snapshot
 from nodes.models import Event, Node
 from nodes.summary import Summary
 from tenants.keys import digest
@@ -42,8 +42,8 @@ def test_a_renewed_join_token_is_shown_once_and_voids_the_old_one(asks: Client) 
     answer = asks.post("/api/v1/nodes/box/token")
     assert (answer.status_code, list(answer.json())) == (201, ["token"])
     new = answer.json()["token"]
-    assert actions.node_of_token(old) is None
-    assert actions.node_of_token(new) == Node.objects.get()
+    assert identity.node_of_token(old) is None
+    assert identity.node_of_token(new) == Node.objects.get()
     assert new not in asks.get("/api/v1/nodes/box").content.decode()
     entry = AuditEntry.objects.get(action="renew join token")
     assert (entry.target, entry.actor_name, new in str(entry.__dict__)) == ("box", "root", False)

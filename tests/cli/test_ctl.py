@@ -22,6 +22,7 @@ from catalog.defaults import default_catalog
 from catalog.models import Model
 from llmgw.cli.main import app
 from nodes import actions as node_actions
+from nodes import identity
 from nodes.models import Event
 from nodes.snapshot import current_summary
 from tenants import actions
@@ -115,15 +116,15 @@ def test_a_join_token_is_renewed_only_when_asked_to(llmgw: Ctl) -> None:
     again = llmgw("ctl", "node-token", "gpu1")
     assert (again.exit_code, again.stdout) == (1, "")
     assert "llmgw ctl node-token gpu1 --renew" in again.stderr
-    assert node_actions.node_of_token(old)
+    assert identity.node_of_token(old)
     renewed = llmgw("ctl", "node-token", "gpu1", "--renew")
     new = renewed.stdout.strip()
-    assert (renewed.exit_code, node_actions.node_of_token(old)) == (0, None)
-    assert node_actions.node_of_token(new)
+    assert (renewed.exit_code, identity.node_of_token(old)) == (0, None)
+    assert identity.node_of_token(new)
     assert "join token of gpu1; it is not shown again" in renewed.stderr
     assert AuditEntry.objects.get(action="renew join token").via == "cli"
     told = json.loads(llmgw("ctl", "node-token", "gpu1", "--renew", "--json").stdout)
-    assert node_actions.node_of_token(told["token"])
+    assert identity.node_of_token(told["token"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from django.utils import timezone
 from agent import protocol
 from llmgw.core import lease
 from llmgw.core.models import Lease, Revision, Secret
-from nodes import actions, commands, passes, poke, reconcile, snapshot, tasks
+from nodes import actions, commands, identity, passes, poke, reconcile, snapshot, tasks
 from nodes.engine_keys import SECRET_NAME, engine_key
 from nodes.models import Command, Event, ModelStatus, Node, Replica, Shard
 from tenants.audit import SYSTEM
@@ -32,7 +32,7 @@ def audited() -> list[tuple[str, str]]:
 def test_a_new_node_is_proven_by_its_token_alone() -> None:
     node, token = actions.make_node(name="one", actor=SYSTEM)
     assert node.state == "joining"
-    assert actions.node_of_token(token) == node
+    assert identity.node_of_token(token) == node
     assert token not in str(list(Node.objects.values()))
     assert audited() == [("make node", "one")]
 
@@ -40,14 +40,14 @@ def test_a_new_node_is_proven_by_its_token_alone() -> None:
 @pytest.mark.parametrize("token", ["", "nt-wrong", "sk-" + "x" * 43, "nt-" + "x" * 500, "nt-\udcff"])
 def test_any_other_token_proves_nothing(token: str) -> None:
     actions.make_node(name="one", actor=SYSTEM)
-    assert actions.node_of_token(token) is None
+    assert identity.node_of_token(token) is None
 
 
 def test_a_renewed_token_voids_the_old_one() -> None:
     node, old = actions.make_node(name="one", actor=SYSTEM)
     new = actions.renew_join_token(node=node, actor=SYSTEM)
-    assert actions.node_of_token(old) is None
-    assert actions.node_of_token(new) == node
+    assert identity.node_of_token(old) is None
+    assert identity.node_of_token(new) == node
 
 
 def test_cordon_drain_and_uncordon_say_who_and_do_nothing_twice() -> None:
@@ -66,7 +66,7 @@ def test_a_lost_node_is_removed_and_its_token_with_it() -> None:
     node, token = actions.make_node(name="one", actor=SYSTEM)
     Node.objects.update(state="lost")
     actions.remove_node(node=node, actor=SYSTEM)
-    assert actions.node_of_token(token) is None
+    assert identity.node_of_token(token) is None
     assert audited()[-1] == ("remove node", "one")
 
 
@@ -340,33 +340,29 @@ def test_a_pass_under_a_lease_that_went_to_another_changes_nothing() -> None:
     assert not Replica.objects.exists()
 
 
-def test_the_task_runs_passes_until_nothing_is_left_to_do() -> None:
+def test_the_task_runs_passes_until_nothing_is_left_to_do_under_the_leaders_lease() -> None:
     make_model(min=2, max=2)
-    assert lease.acquire(lease.LEADER, ttl_s=60)
+    assert lease.acquire(lease.LEADER, ttl_s=60, holder="the leader, which is another process")
     for _ in range(2):
         make_node(seen_at=timezone.now() + timedelta(seconds=1))  # since then they have registered
     tasks.reconcile()
     assert Replica.objects.count() == 2
-    assert Lease.objects.get().holder == lease.HOLDER
     assert Lease.objects.get().turn == 2
 
 
-def test_the_task_leaves_everything_to_whoever_leads() -> None:
+def test_the_task_does_nothing_while_nobody_leads() -> None:
     make_model()
     make_node()
-    lease.acquire(lease.LEADER, ttl_s=60, holder="another")
+    tasks.reconcile()
+    lease.acquire(lease.LEADER, ttl_s=60, holder="a")
+    lease.release(lease.LEADER, holder="a")
     tasks.reconcile()
     assert not Replica.objects.exists()
 
 
-def test_a_worker_that_stops_hands_the_lead_over() -> None:
-    assert lease.acquire(lease.LEADER, ttl_s=60)
-    tasks.hand_over()
-    assert lease.acquire(lease.LEADER, ttl_s=60, holder="another")
-
-
 def test_a_pass_that_breaks_is_logged_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     ModelStatus.objects.create(model="m", reasons=[{"wrong": "shape"}])
+    lease.acquire(lease.LEADER, ttl_s=60)
     tasks.reconcile()
     assert "A pass failed; the next one runs within 3 s" in caplog.text
 
@@ -378,6 +374,7 @@ def test_a_pass_without_a_usable_store_is_said_in_one_line(
         raise OperationalError("database or disk is full")
 
     monkeypatch.setattr(passes, "run_pass", fail)
+    lease.acquire(lease.LEADER, ttl_s=60)
     tasks.reconcile()
     assert "A pass failed, as the store cannot be used (database or disk is full)" in caplog.text
     assert "Traceback" not in caplog.text

@@ -306,15 +306,25 @@ async def test_a_shard_that_nobody_knows_closes_the_stream_for_a_register(token:
         assert closed["code"] == consumers.REGISTER_AGAIN
 
 
-async def test_a_removed_node_is_cut_off(token: str) -> None:
+async def test_a_removed_node_is_cut_off_at_once(token: str) -> None:
     async with connected(token) as link:
         await tell(link, full_register())
         await heard(link)
         node = await Node.objects.aget()
         await in_db(actions.remove_node, node=node, actor=SYSTEM, force=True)
+        assert await refusal(link) == "node one was removed; make it anew before its agent joins again"
+    async with connected(token) as link:
+        assert "the join token is not known here" in await refusal(link)
+
+
+async def test_a_node_that_another_process_removed_is_cut_off_at_its_next_heartbeat(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        await Node.objects.all().adelete()
         status = protocol.ShardState(replica="r", state="ready")
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(status,)))
-        assert await refusal(link) == "another stream speaks for this node now"
+        assert "node one was removed" in await refusal(link)
 
 
 async def test_a_stream_that_ends_leaves_the_node_to_the_clock(token: str) -> None:

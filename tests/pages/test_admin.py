@@ -21,7 +21,7 @@ from tests.pages import rows
 pytestmark = pytest.mark.django_db
 OURS = ("core", "tenants", "catalog", "nodes")
 INSIDE_ANOTHER = {"Profile"}
-FLEET = {"Node", "Replica", "Shard", "Command", "Event", "Backoff", "ReplicaLoad", "ModelStatus"}
+FLEET = {"Node", "Certificate", "Replica", "Shard", "Command", "Event", "Backoff", "ReplicaLoad", "ModelStatus"}
 RECORDS = {
     "Usage",
     "UsageSlot",
