@@ -41,7 +41,7 @@ def seek(model: spec.Model, cluster: Cluster, held: Holds, kept: Kept) -> Placed
             continue
         closed = {**kept, **waits}
         open_nodes = tuple(node for node in cluster.nodes if node.name not in closed)
-        found = place(model, [profile], replace(cluster, nodes=open_nodes))
+        found = place(model, [profile], replace(cluster, nodes=open_nodes), fleet=cluster.nodes)
         if isinstance(found, Placed):
             return found
         reasons += [turned for turned in found.reasons if turned.reason != NO_NODE or not cluster.nodes]
@@ -160,7 +160,8 @@ def _preempt(wish: _Wish) -> Room | None:
     view = wish.view
     for profile in by_priority(wish.model.profiles):
         rank = rank_of(profile.capacity_class)
-        lower = [r for r in view.cluster.replicas if r.wanted == "run" and _rank(r, view) < rank]
+        running = (r for r in view.cluster.replicas if r.wanted == "run" and r.model != wish.model.name)
+        lower = [replica for replica in running if _rank(replica, view) < rank]
         one = replace(wish, model=replace(wish.model, profiles=(profile,)))
         for victims in _sets(one, lower)[:TRIED] if lower else ():
             found = one.without(victim.name for victim in victims)

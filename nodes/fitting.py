@@ -50,7 +50,7 @@ def consider(node: Node, model: spec.Model, profile: spec.Profile, held: Holding
         return fault
     if profile.gpu_class is None:
         needed = required_memory_bytes(model, profile)
-        fault = _memory_fault(node, needed, used) or _cores_fault(node, cores_counted(node, profile), used)
+        fault = _memory_fault(node, needed, used) or _cores_fault(node, profile, used)
         return fault or Fit(node, used, {})
     free = _free(node, profile, held)
     fault = _cards_fault(node, profile, free, held)
@@ -79,38 +79,39 @@ def _state_fault(node: Node) -> str:
     if node.state != "ready":
         return _NOT_READY[node.state]
     if node.draining:
-        return "is being drained"
-    return "is cordoned" if node.cordoned else ""
+        return f"is being drained; {_UNCORDON}"
+    return f"is cordoned; {_UNCORDON}" if node.cordoned else ""
 
 
+_UNCORDON = "to use it: llmgw ctl uncordon NODE"
 _NOT_READY = {
-    "joining": "has not registered yet",
-    "unreachable": "is unreachable",
-    "lost": "is lost",
+    "joining": "has not registered yet; start its agent",
+    "unreachable": "is unreachable; see whether the machine and its agent run",
+    "lost": "is lost; start its agent again, or remove the node",
 }
 
 
 def _home_fault(node: Node, profile: spec.Profile) -> str:
     pinned = profile.only_nodes
     if pinned and node.name not in pinned:
-        return f"is not among only_nodes of profile {profile.name}: {_listed(pinned)}"
+        return f"is not among only_nodes of profile {profile.name}: {listed(pinned)}"
     labels = dict(node.labels)
     for name, value in profile.labels:
         if labels.get(name) != value:
             has = f"has label {name}={labels[name]}" if name in labels else f"has no label {name}"
-            return f"{has}; profile {profile.name} asks for {name}={value}"
+            return f"{has}; profile {profile.name} asks for {name}={value}; label it so, or change the profile"
     return ""
 
 
 def _engine_fault(node: Node, engine: str) -> str:
     if engine in node.disabled_engines:
-        return f"has {engine} disabled"
+        return f"has {engine} disabled; enable it for the node, or add a profile with another engine"
     builds = [build for build in node.builds if build.engine == engine]
     if any(build.usable for build in builds):
         return ""
     if builds:
         return f"cannot run {engine}: " + "; ".join(f"{build.name}: {build.reason or 'not usable'}" for build in builds)
-    return f"has no build of {engine}"
+    return f"has no build of {engine}; install one there, or add a profile with another engine"
 
 
 def _disk_fault(node: Node, profile: spec.Profile, used: Used) -> str:
@@ -133,20 +134,29 @@ def _memory_fault(node: Node, needed: int | None, used: Used) -> str:
     if node.memory_bytes is None:
         return f"does not say how much memory it has, and {_gb(needed)} are required"
     free = node.memory_bytes - used.memory_bytes
-    return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required" if free < needed else ""
+    if free >= needed:
+        return ""
+    return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required; free some, or lower required_memory_gb"
 
 
-def _cores_fault(node: Node, needed: float, used: Used) -> str:
-    if used.replicas == 0 and used.cores == 0:
-        return ""  # a small machine runs one replica, whatever it is counted with
+def _cores_fault(node: Node, profile: spec.Profile, used: Used) -> str:
+    if profile.reserved_cores:
+        return _reserved_fault(node, profile, used)
+    empty = used.replicas == 0 and used.cores == 0
     if node.cores is None:
-        return "does not say how many cores it has, and already runs a replica"
-    return _too_few_cores(node, node.cores, needed, used)
+        return "" if empty else "does not say how many cores it has, and already runs a replica"
+    if empty and node.cores > node.reserved_cores:
+        return ""  # a small machine runs one replica, whatever it is counted with
+    return _too_few_cores(node, node.cores, cores_counted(node, profile), used)
 
 
 def _too_few_cores(node: Node, cores: int, needed: float, used: Used) -> str:
     free = cores - node.reserved_cores - used.cores
-    return f"has {max(free, 0):g} of {cores} cores left, {needed:g} are needed" if free < needed else ""
+    if free >= needed:
+        return ""
+    kept = f" ({node.reserved_cores:g} are reserved)" if node.reserved_cores else ""
+    left = f"has {max(free, 0):g} of {cores} cores left{kept}, {needed:g} are needed"
+    return f"{left}; free some, or lower reserved_cores of the profile"
 
 
 # --- on cards --------------------------------------------------------------------------------------------------------
@@ -169,10 +179,12 @@ def _cards_fault(node: Node, profile: spec.Profile, free: Types, held: Holdings)
     there = [gpu for gpu in node.gpus if gpu.gpu_class == profile.gpu_class]
     asked = cards_asked(profile)
     if not there:
-        others = _counted(gpu.gpu_class for gpu in node.gpus)
+        others = counted(gpu.gpu_class for gpu in node.gpus)
         return f"has no {profile.gpu_class}; it has {others or 'no cards'}"
     if asked > 1 and all(gpu.slice_of for gpu in there):
         return f"has {profile.gpu_class} only as MIG slices, which cannot be joined; {asked} are needed"
+    if len(there) < asked:
+        return f"needs {asked} {profile.gpu_class} and has {len(there)}; ask for fewer a node"
     faulty = [gpu for gpu in there if not gpu.healthy]
     healthy = [gpu for gpu in there if gpu.healthy]
     holders = [held.cards[node.name, gpu.uuid] for gpu in healthy if (node.name, gpu.uuid) in held.cards]
@@ -181,12 +193,12 @@ def _cards_fault(node: Node, profile: spec.Profile, free: Types, held: Holdings)
     parts = [*parts[:NAMED], f"{len(parts) - NAMED} more replicas"] if len(parts) > NAMED else parts
     if faulty:
         faults = sorted({gpu.fault or "it does not say why" for gpu in faulty})
-        parts.append(f"{len(faulty)} faulty ({_listed(faults)})")
+        parts.append(f"{len(faulty)} faulty ({listed(faults)})")
     if loose >= asked:  # there would be enough, were they alike
         unlike = [gpu.name for gpu in healthy if (node.name, gpu.uuid) not in held.cards]
-        parts.append(f"the free ones are {_counted(unlike)}, and one replica mixes no types")
-    why = f": {', '.join(parts)}" if parts else ""
-    return f"needs {asked} {profile.gpu_class}; {loose} free of {len(there)}{why}"
+        parts.append(f"the free ones are {counted(unlike)}, and one replica mixes no types")
+    step = "free some" if holders else "repair them" if faulty else "ask for fewer a node"
+    return f"needs {asked} {profile.gpu_class}; {loose} free of {len(there)}: {', '.join(parts)}; {step}"
 
 
 def _roomy(model: spec.Model, profile: spec.Profile, free: Types) -> Types:
@@ -226,10 +238,10 @@ def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 10**9:.1f} GB"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
-def _counted(names: Iterable[str]) -> str:
+def counted(names: Iterable[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))

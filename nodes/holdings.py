@@ -45,7 +45,7 @@ def holdings(cluster: Cluster) -> Holdings:
         if not shard.ended
         for card in shard.gpus
     }
-    return Holdings(in_use(cluster), cards, _teams(cluster) if cluster.quotas else {})
+    return Holdings(in_use(cluster), cards, held_by_teams(cluster) if any(cluster.quotas.values()) else {})
 
 
 def in_use(cluster: Cluster) -> Mapping[str, Used]:
@@ -71,7 +71,8 @@ def _with(before: Used, shard: Shard, known: tuple[spec.Model, spec.Profile] | N
     )
 
 
-def _teams(cluster: Cluster) -> Mapping[tuple[str, str], Mapping[str, int]]:
+def held_by_teams(cluster: Cluster) -> Mapping[tuple[str, str], Mapping[str, int]]:
+    """By team and GPU class, how many cards each of the team's models holds."""
     teams = {model.name: model.team for model in cluster.models}
     classes = {(m.name, p.name): p.gpu_class or "" for m in cluster.models for p in m.profiles}
     known = {(node.name, gpu.uuid): gpu for node in cluster.nodes for gpu in node.gpus}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from agent.protocol import Fabric, Gpu
 from catalog import spec
 from nodes.cards import Clique, choose, clique_of
-from nodes.fitting import LEAST_DISK_BYTES, Fit, cards_asked, consider, cores_counted
+from nodes.fitting import LEAST_DISK_BYTES, Fit, cards_asked, consider, cores_counted, counted, listed
 from nodes.holdings import Holdings, Used, holdings, in_use
 from nodes.state import Cluster, Node, TurnedDown
 
@@ -51,13 +51,19 @@ class Unplaced:
     reasons: tuple[TurnedDown, ...]
 
 
-def place(model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluster) -> Placed | Unplaced:
-    """The first of `candidates`, by priority, that fits somewhere. The answer does not depend on the nodes' order."""
+def place(
+    model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluster, *, fleet: Sequence[Node] = ()
+) -> Placed | Unplaced:
+    """The first of `candidates`, by priority, that fits somewhere. The answer does not depend on the nodes' order.
+
+    `fleet`: every node that there is, where `cluster` has only those that may be used now.
+    """
     held = holdings(cluster)
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
     reasons: list[TurnedDown] = []
     for profile in by_priority(candidates):
-        general = _quota_fault(model, profile, cluster, held) or ("" if nodes else NO_NODE)
+        general = _quota_fault(model, profile, cluster, held)
+        general = general or (_nowhere(profile, fleet or nodes) if nodes else NO_NODE)
         if general:
             reasons += [TurnedDown(name, profile.name, general) for name in [node.name for node in nodes] or [""]]
             continue
@@ -92,7 +98,27 @@ def _quota_fault(model: spec.Model, profile: spec.Profile, cluster: Cluster, hel
     by = ": " + ", ".join(f"{name} {count}" for name, count in sorted(mine.items())) if mine else ""
     return (
         f"team {model.team} may hold {limit} {profile.gpu_class} and holds {total}{by}; this needs {asked} more. "
-        f"Raise its quota or stop a replica"
+        f"Stop one of its replicas, or: llmgw ctl quota set {model.team} {profile.gpu_class} {total + asked}"
+    )
+
+
+def _nowhere(profile: spec.Profile, fleet: Sequence[Node]) -> str:
+    """What a profile asks for that no node has, so that only a change of the fleet or of the profile helps."""
+    pinned = profile.only_nodes
+    if pinned and not any(node.name in pinned for node in fleet):
+        return f"no node is named {listed(pinned)}; correct only_nodes of profile {profile.name}"
+    for name, value in profile.labels:
+        if not any((name, value) in node.labels for node in fleet):
+            return (
+                f"no node has the label {name}={value} that profile {profile.name} asks for; "
+                f"label a node so, or change the profile"
+            )
+    if profile.gpu_class is None or any(gpu.gpu_class == profile.gpu_class for node in fleet for gpu in node.gpus):
+        return ""
+    others = counted(gpu.gpu_class for node in fleet for gpu in node.gpus)
+    return (
+        f"no node has {profile.gpu_class}; the cluster has {others or 'no cards'}. "
+        f"Add a node with them, or change gpu_class of profile {profile.name}"
     )
 
 
@@ -211,8 +237,8 @@ def _alone(node: Node, sizes: Mapping[str, int], profile: spec.Profile) -> str:
         )
     return "; ".join(
         f"of the {profile.nodes} nodes needed on fabric {each.name}, with cards of one type, there is room on "
-        f"{sizes[each.name]}"
+        f"{sizes[each.name]}; free some on another"
         if each.up
-        else f"fabric {each.name} is down: {each.reason or 'its agent does not say why'}"
+        else f"fabric {each.name} is down: {each.reason or 'its agent does not say why'}; repair its link"
         for each in sorted(node.fabrics, key=lambda fabric: fabric.name)
     )

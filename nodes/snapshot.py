@@ -17,7 +17,7 @@ import catalog.models
 from agent import protocol
 from nodes import models, state
 from nodes.summary import Summary, UsageLine, summarise
-from tenants.models import Usage
+from tenants.models import Team, Usage
 
 FRESH = timedelta(seconds=20)
 """A gateway writes an unchanged figure again after 10 to 13 s; one that is older than this says nothing about now."""
@@ -52,7 +52,7 @@ def _text(column: str) -> Cast:
 
 
 def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
-    """All that there is, in eight queries. `since`: when this control plane took the lead, if it has it."""
+    """All that there is, in nine queries. `since`: when this control plane took the lead, if it has it."""
     nodes = settings.LLMGW.nodes
     return state.Cluster(
         nodes=tuple(_nodes()),
@@ -66,6 +66,7 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
             state.Status(row.model, msgspec.convert(row.reasons, tuple[state.TurnedDown, ...]), row.demand_at)
             for row in models.ModelStatus.objects.all()
         ),
+        quotas=Team.objects.all().quotas(),
         rules=state.Rules(
             unreachable_after=timedelta(seconds=nodes.unreachable_after_s),
             lost_after=timedelta(seconds=nodes.lost_after_s),
@@ -77,7 +78,7 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
 
 
 def current_summary(now: datetime | None = None) -> Summary:
-    """What dashboard, API and `llmgw ctl status` print, in nine queries."""
+    """What dashboard, API and `llmgw ctl status` print, in ten queries."""
     now = now or timezone.now()
     return summarise(take(now), _usage_today(now), now)
 

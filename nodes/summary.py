@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from catalog import spec
+from nodes import totals
+from nodes.hardware import count_cards
 from nodes.placement import LEAST_DISK_BYTES, Used, in_use
+from nodes.reasons import told
 from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
-
-NAMED = 8
-"""Nodes that a line names before it only counts them."""
+from nodes.totals import CapacityLine, QuotaLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,12 @@ class NodeLine:
     load_1m: float | None
     disk_free_bytes: int | None
     gpus: int
+    gpus_used: int
+    gpus_free: int
+    """Healthy and held by no replica; faulty ones are neither used nor free."""
     gpus_faulty: int
+    gpus_note: str
+    """Which cards are faulty and why, or why none can be read; empty when all is well."""
     replicas: int
     files: int
     engines: tuple[str, ...]
@@ -51,6 +57,7 @@ class ReplicaLine:
     state: str
     note: str
     """Why it is not ready, or how far its start has come."""
+    cards: int
     slots: int
     in_flight: int | None
     running: int | None
@@ -62,9 +69,22 @@ class ReplicaLine:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitLine:
+    """A profile that is left alone after failures, on one node or, where `node` is empty, everywhere (ND-42)."""
+
+    profile: str
+    node: str
+    failures: int
+    next_try_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLine:
     name: str
     aliases: tuple[str, ...]
+    team: str
+    """Slug of the team that owns it; empty: nobody's in particular."""
     state: str
     """ready, loading, failed, cannot run, on demand, off or external."""
     wanted: int
@@ -76,23 +96,10 @@ class ModelLine:
     note: str
     """What a person needs to know beside the state; empty when all is well."""
     why_not: tuple[str, ...]
-    """One line a reason for which nodes were turned down, naming them."""
+    """Why nodes were turned down: one line for those that say the same, naming them."""
     next_try_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityLine:
-    """Of one GPU class in cards, or of "cpu" in cores."""
-
-    gpu_class: str
-    unit: str
-    total: float
-    used: float
-    starting: float
-    free: float
-    faulty: float
-    reserved: float
-    nodes: int
+    waits: tuple[WaitLine, ...]
+    """Where it is left alone for now, the next try first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class Summary:
     at: datetime
     alerts: tuple[Alert, ...]
     capacity: tuple[CapacityLine, ...]
+    quotas: tuple[QuotaLine, ...]
     nodes: tuple[NodeLine, ...]
     models: tuple[ModelLine, ...]
     replicas: tuple[ReplicaLine, ...]
@@ -144,18 +152,27 @@ def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summar
         for model in cluster.models
     )
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
+    held_cards: dict[str, set[str]] = defaultdict(set)
+    for replica in replicas:
+        for shard in replica.shards:
+            if not shard.ended:
+                held_cards[shard.node].update(shard.gpus)
     return Summary(
         at=now,
-        alerts=(*_node_alerts(nodes), *_model_alerts(models, held)),
-        capacity=_capacity(nodes, replicas, used),
-        nodes=tuple(_node(node, used.get(node.name, Used()), hosted[node.name]) for node in nodes),
+        alerts=(*_node_alerts(nodes), *_model_alerts(models, held), *_team_alerts(cluster)),
+        capacity=totals.capacity(nodes, replicas, used),
+        quotas=totals.quotas(cluster),
+        nodes=tuple(
+            _node(node, used.get(node.name, Used()), hosted[node.name], held_cards[node.name]) for node in nodes
+        ),
         models=models,
         replicas=tuple(_replica(replica) for replica in replicas),
         usage_today=usage_today,
     )
 
 
-def _node(node: Node, used: Used, replicas: int) -> NodeLine:
+def _node(node: Node, used: Used, replicas: int, held: Collection[str]) -> NodeLine:
+    cards = count_cards(node.gpus, node.gpus_fault, held)
     return NodeLine(
         name=node.name,
         state=node.state,
@@ -170,7 +187,10 @@ def _node(node: Node, used: Used, replicas: int) -> NodeLine:
         load_1m=node.load_1m,
         disk_free_bytes=node.disk_free_bytes,
         gpus=len(node.gpus),
-        gpus_faulty=sum(not gpu.healthy for gpu in node.gpus),
+        gpus_used=cards.used,
+        gpus_free=cards.free,
+        gpus_faulty=cards.faulty,
+        gpus_note=cards.note,
         replicas=replicas,
         files=node.files,
         engines=tuple(f"{build.engine} ({build.name} {build.version})" for build in node.builds if build.usable),
@@ -181,7 +201,9 @@ def _node(node: Node, used: Used, replicas: int) -> NodeLine:
 
 def _replica(replica: Replica) -> ReplicaLine:
     load = replica.load
-    progress = "; ".join(shard.note for shard in replica.shards if shard.note)
+    progress = "; ".join(
+        note for note in (*(shard.note for shard in replica.shards), _ranks_that_wait(replica)) if note
+    )
     return ReplicaLine(
         name=replica.name,
         model=replica.model,
@@ -190,6 +212,7 @@ def _replica(replica: Replica) -> ReplicaLine:
         node=", ".join(shard.node for shard in replica.shards),
         state=_state(replica),
         note=replica.reason or ("" if replica.state == "ready" else progress),
+        cards=sum(len(shard.gpus) for shard in replica.shards if not shard.ended),
         slots=replica.weight,
         in_flight=load.in_flight if load else None,
         running=load.running if load else None,
@@ -199,6 +222,12 @@ def _replica(replica: Replica) -> ReplicaLine:
         ready_at=replica.ready_at,
         tail=replica.tail,
     )
+
+
+def _ranks_that_wait(replica: Replica) -> str:
+    """Which of its shards are told to start only once their leader listens (ND-43)."""
+    waiting = [f"{shard.rank} on {shard.node}" for shard in replica.shards if shard.state == "waiting"]
+    return f"rank {', '.join(waiting)} waiting until rank 0 listens" if waiting else ""
 
 
 def _state(replica: Replica) -> str:
@@ -223,6 +252,7 @@ def _model(
     return ModelLine(
         name=model.name,
         aliases=model.aliases,
+        team=model.team,
         state=state,
         wanted=0 if state in ("off", "external") else model.scaling.min,
         ready=len(ready),
@@ -231,19 +261,15 @@ def _model(
         in_flight=_sum(replica.load.in_flight if replica.load else None for replica in ready),
         waiting=_sum(replica.load.waiting if replica.load else None for replica in ready),
         note=note,
-        why_not=tuple(_why_not(reasons)),
+        why_not=told(reasons),
         next_try_at=min((backoff.next_try_at for backoff in waiting), default=None),
+        waits=_waits(held, now),
     )
 
 
-def _why_not(reasons: Iterable[TurnedDown]) -> Iterable[str]:
-    """A line for each reason, with the nodes that have it."""
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for turned in reasons:
-        alike[turned.profile, turned.reason].append(turned.node)
-    for (profile, reason), nodes in alike.items():
-        more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
-        yield f"{', '.join(nodes[:NAMED])}{more} ({profile}): {reason}" if nodes[0] else reason
+def _waits(held: Sequence[Backoff], now: datetime) -> tuple[WaitLine, ...]:
+    waiting = sorted((each.next_try_at, each.profile, each.node, each) for each in held if each.next_try_at > now)
+    return tuple(WaitLine(each.profile, each.node, each.failures, at, each.reason) for at, _, _, each in waiting)
 
 
 def _model_state(
@@ -285,39 +311,6 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[str, Used]) -> tuple[CapacityLine, ...]:
-    here = [node for node in nodes if node.state in ("ready", "unreachable")]
-    names = {node.name for node in here}
-    shards = [(r, shard) for r in replicas for shard in r.shards if shard.node in names and not shard.ended]
-    lines = []
-    for gpu_class in sorted({gpu.gpu_class for node in here for gpu in node.gpus}):
-        cards = {gpu.uuid: gpu for node in here for gpu in node.gpus if gpu.gpu_class == gpu_class}
-        healthy = {uuid for uuid, gpu in cards.items() if gpu.healthy}
-        taken = {uuid: r.ready_at is not None for r, shard in shards for uuid in shard.gpus if uuid in healthy}
-        serving = sum(taken.values())
-        lines.append(
-            CapacityLine(
-                gpu_class=gpu_class,
-                unit="cards",
-                total=len(cards),
-                used=serving,
-                starting=len(taken) - serving,
-                free=len(healthy) - len(taken),
-                faulty=len(cards) - len(healthy),
-                reserved=0,
-                nodes=sum(any(gpu.gpu_class == gpu_class for gpu in node.gpus) for node in here),
-            )
-        )
-    counted = [node for node in here if node.cores is not None]
-    starting = sum(shard.cores for r, shard in shards if r.ready_at is None)
-    total = sum(node.cores or 0 for node in counted)
-    reserved = sum(node.reserved_cores for node in counted)
-    taken_cores = sum(used.get(node.name, Used()).cores for node in here)
-    free = max(0.0, total - reserved - taken_cores)
-    lines.append(CapacityLine("cpu", "cores", total, taken_cores - starting, starting, free, 0, reserved, len(counted)))
-    return tuple(lines)
-
-
 def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
     found = []
     for node in nodes:
@@ -328,6 +321,9 @@ def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
         free = node.disk_free_bytes
         if node.state == "ready" and free is not None and free < LEAST_DISK_BYTES:
             text = f"The disk of node {node.name} has {free // 10**6} MB free; free some, or nothing new can be stored."
+            found.append(Alert("warn", node.name, text, None))
+        if node.state == "ready" and node.gpus_fault:
+            text = f"The cards of {node.name} cannot be read: {node.gpus_fault}. Nothing new is placed on them."
             found.append(Alert("warn", node.name, text, None))
         found += [
             Alert("warn", node.name, f"Card {gpu.index} ({gpu.name}) of {node.name} is faulty: {gpu.fault}", None)
@@ -349,3 +345,11 @@ def _model_alerts(models: Iterable[ModelLine], held: Mapping[str, list[Backoff]]
         elif line.note and line.state == "ready":
             found.append(Alert("warn", line.name, f"{line.name}: {line.note}", None))
     return tuple(found)
+
+
+def _team_alerts(cluster: Cluster) -> Iterable[Alert]:
+    """A quota binds by the team's short name: a model that names none that there is would hold what it likes."""
+    for model in sorted(cluster.models, key=lambda model: model.name):
+        if model.team and model.team not in cluster.quotas:
+            text = f"{model.name} names the team {model.team}, which there is not: no quota binds it. Correct its team."
+            yield Alert("warn", model.name, text, None)

@@ -14,8 +14,20 @@ from llmgw.core import doorbell
 from tenants import audit
 from tenants.audit import Actor
 from tenants.keys import new_secret
-from tenants.limits import MAX_BUDGETS, Period, Unit
-from tenants.models import ApiToken, Budget, Key, Membership, Organisation, Price, Project, Role, Team, User
+from tenants.limits import MAX_BUDGETS, MAX_QUOTAS, Period, Unit
+from tenants.models import (
+    ApiToken,
+    Budget,
+    CapacityQuota,
+    Key,
+    Membership,
+    Organisation,
+    Price,
+    Project,
+    Role,
+    Team,
+    User,
+)
 
 SCOPES = ("read", "write")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "band", "models_allowed")
@@ -175,6 +187,29 @@ def remove_budget(*, budget: Budget, actor: Actor) -> bool:
         return False
     audit.record(actor, "remove budget", subject, before=before)
     doorbell.table_changed()
+    return True
+
+
+@transaction.atomic
+def set_quota(*, team: Team, gpu_class: str, cards: int | None, actor: Actor) -> bool:
+    """How many cards of the class the team's models may hold; None lifts it. What they hold already they keep.
+
+    False when it stood so already. ValueError when the team has as many quotas as it may.
+    """
+    Team.objects.select_for_update().get(pk=team.pk)
+    old = CapacityQuota.objects.filter(team=team, gpu_class=gpu_class).first()
+    if (old.cards if old else None) == cards:
+        return False
+    if cards is None:
+        CapacityQuota.objects.filter(team=team, gpu_class=gpu_class).delete()
+    elif old is None and CapacityQuota.objects.filter(team=team).count() >= MAX_QUOTAS:
+        raise ValueError(f"{named(team)} has {MAX_QUOTAS} capacity quotas, which is the most. Lift one of them.")
+    else:
+        CapacityQuota.objects.update_or_create(team=team, gpu_class=gpu_class, defaults={"cards": cards})
+    before = {gpu_class: old.cards} if old else None
+    audit.record(
+        actor, "set capacity quota", named(team), before=before, after=None if cards is None else {gpu_class: cards}
+    )
     return True
 
 

@@ -19,12 +19,13 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from llmgw.core import doorbell
 from llmgw.core.admin_site import SECRETS, OwnAdmin, ReadOnly
 from tenants import actions, audit, money, sign_in, totp
-from tenants.admin_forms import BudgetForm, OrganisationForm, PriceForm, ProjectForm, TeamForm
+from tenants.admin_forms import BudgetForm, OrganisationForm, PriceForm, ProjectForm, QuotaForm, TeamForm
 from tenants.audit import Actor
 from tenants.models import (
     ApiToken,
     AuditEntry,
     Budget,
+    CapacityQuota,
     FirstLink,
     Key,
     Membership,
@@ -249,6 +250,16 @@ class BudgetAdmin(Audited):
     list_select_related = ["organisation", "team", "project", "key"]
     search_fields = ["organisation__name", "team__name", "project__name", "key__name", "key__prefix"]
     autocomplete_fields = ["organisation", "team", "project", "key"]
+
+
+@admin.register(CapacityQuota)
+class CapacityQuotaAdmin(Audited):
+    form = QuotaForm
+    list_display = ["team", "gpu_class", "cards", "made_at"]
+    list_filter = ["gpu_class"]
+    list_select_related = ["team"]
+    search_fields = ["team__name", "team__slug", "gpu_class"]
+    autocomplete_fields = ["team"]
 
 
 @admin.register(Price)

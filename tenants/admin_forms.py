@@ -10,7 +10,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 
 from tenants import limits, money, standing
-from tenants.models import Budget, Organisation, Price, Project, Team
+from tenants.models import Budget, CapacityQuota, Organisation, Price, Project, Team
 
 LIMITS = ["requests_per_minute", "tokens_per_minute", "max_concurrent", "band", "models_allowed"]
 
@@ -84,6 +84,19 @@ class BudgetForm(forms.ModelForm):  # type: ignore[type-arg]
             except ValueError as error:
                 self.add_error("amount", str(error))
         return values
+
+
+class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
+    cards = forms.IntegerField(min_value=0, max_value=limits.MAX_CARDS, help_text="That its models may hold; 0: none.")
+
+    class Meta:
+        model = CapacityQuota
+        fields = ["team", "gpu_class", "cards"]
+
+    def clean_gpu_class(self) -> str:
+        gpu_class = str(self.cleaned_data["gpu_class"])
+        _refuse(limits.class_objection(gpu_class))
+        return gpu_class
 
 
 class PriceField(forms.DecimalField):

@@ -33,8 +33,9 @@ CLUSTER = (
     ("Replicas", "replica-list", ("replica-list", "replica-detail")),
     ("Admin", "admin:index", ()),
 )
+LIMIT_FORMS = ("limits-change", "quota-set", "budget-make", "budget-change")
 PROJECTS = (
-    ("Projects", "project-list", ("project-list", "limits", "limits-change", "budget-make", "budget-change")),
+    ("Projects", "project-list", ("project-list", "limits", *LIMIT_FORMS)),
     ("Keys", "key-list", ("key-list", "key-make", "key-detail")),
     ("Requests", "request-list", ("request-list", "request-detail")),
 )

@@ -1,4 +1,4 @@
-"""Forms of the pages of limits and budgets."""
+"""Forms of the pages of limits, capacity quotas and budgets."""
 
 from __future__ import annotations
 
@@ -86,6 +86,29 @@ class BudgetForm(forms.Form):
             except ValueError as error:
                 self.add_error("amount", str(error))
         return values
+
+
+class QuotaForm(forms.Form):
+    """How many cards of a class a team's models may hold."""
+
+    gpu_class = forms.CharField(
+        label="GPU class",
+        max_length=limits.MAX_GPU_CLASS,
+        help_text="As nodes report it, such as h100-80g.",
+        widget=forms.TextInput({"spellcheck": "false", "autocapitalize": "none"}),
+    )
+    cards = forms.IntegerField(
+        label="Cards that its models may hold together",
+        min_value=0,
+        max_value=limits.MAX_CARDS,
+        required=False,
+        help_text="0: none. Empty: no limit.",
+    )
+
+    def clean_gpu_class(self) -> str:
+        gpu_class = str(self.cleaned_data["gpu_class"])
+        _refuse(limits.class_objection(gpu_class))
+        return gpu_class
 
 
 def _refuse(objection: str) -> None:

@@ -130,6 +130,31 @@ class Budget(models.Model):
         return limits.Budget(self.pk, self.kind, pk, name, unit, self.amount, period, time_zone, self.stops)
 
 
+class CapacityQuotaQuerySet(models.QuerySet["CapacityQuota"]):
+    def visible_to(self, user: Any) -> CapacityQuotaQuerySet:
+        return self if user.is_superuser else self.filter(team__in=user.memberships.values("team"))
+
+
+class CapacityQuota(models.Model):
+    """How many cards of one GPU class the models of a team may hold together (TN-6). No row: no limit."""
+
+    team = models.ForeignKey("tenants.Team", on_delete=models.CASCADE, related_name="quotas")
+    gpu_class = models.CharField("GPU class", max_length=limits.MAX_GPU_CLASS, help_text="Such as h100-80g.")
+    cards = models.PositiveIntegerField(help_text="How many its models may hold; 0: none.")
+    made_at = models.DateTimeField(auto_now_add=True)
+
+    objects = CapacityQuotaQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["team__name", "gpu_class"]
+        constraints = [
+            models.UniqueConstraint(fields=["team", "gpu_class"], name="one_quota_per_team_and_class"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cards} {self.gpu_class} of {self.team}"
+
+
 class PriceQuerySet(models.QuerySet["Price"]):
     def snapshot(self) -> tuple[money.Price, ...]:
         """Every price, by model and then by when it began. One query."""

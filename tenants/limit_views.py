@@ -1,4 +1,4 @@
-"""Pages of limits and budgets: the projects that a person sees, how each subject stands, and the forms of its leads."""
+"""Pages of limits, capacity quotas and budgets: the projects that a person sees, how each subject stands, the forms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from django.views.decorators.http import require_safe
 from tenants import actions, figures, limits, standing
 from tenants.access import members, person
 from tenants.audit import Actor
-from tenants.limit_forms import BudgetForm, LimitsForm
+from tenants.limit_forms import BudgetForm, LimitsForm, QuotaForm
 from tenants.limits import Limit
-from tenants.models import Budget, Key, Organisation, Project, Team, User
+from tenants.models import Budget, CapacityQuota, Key, Organisation, Project, Team, User
 from tenants.standing import DayUse, Use
 from tenants.templatetags.spend import in_currency
 
@@ -207,6 +207,26 @@ def limits_change(request: HttpRequest, kind: str, pk: int) -> HttpResponse:
 
 
 @members
+def quota_set(request: HttpRequest, pk: int) -> HttpResponse:
+    """One class of cards at a time: a number sets the quota, an empty field lifts it."""
+    team = _own(person(request), "team", pk)
+    gpu_class = request.GET.get("class", "")
+    held = CapacityQuota.objects.filter(team=team, gpu_class=gpu_class).first() if gpu_class else None
+    initial = {"gpu_class": gpu_class[: limits.MAX_GPU_CLASS], "cards": held.cards if held else None}
+    form = QuotaForm(request.POST if request.method == "POST" else None, initial=initial)
+    if form.is_valid():
+        try:
+            changed = actions.set_quota(team=team, **form.cleaned_data, actor=Actor.of(request))
+        except ValueError as error:
+            form.add_error(None, str(error))
+        else:
+            if changed:
+                messages.success(request, f"The capacity quota of {team.name} is saved. What runs already stays.")
+            return redirect(_page("team", pk))
+    return _form(request, form, f"Cards of {team.name}", "Save quota", _page("team", pk), status=_status(form))
+
+
+@members
 def budget_make(request: HttpRequest, kind: str, pk: int) -> HttpResponse:
     row = _own(person(request), kind, pk)
     form = BudgetForm(request.POST if request.method == "POST" else None)
@@ -259,6 +279,8 @@ def _form(
     context = {"form": form, "title": title, "button": button, "back": back, "remove": remove}
     if isinstance(form, LimitsForm):
         context["help"] = "What is left empty is not limited here. Of all on the path the tightest counts."
+    elif isinstance(form, QuotaForm):
+        context["help"] = "Holds for models that name the team. Nothing that runs is stopped; new replicas keep to it."
     return render(request, "tenants/limit_form.html", context, status=status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -115,6 +116,12 @@ MAX_BAND = 20
 MAX_AMOUNT = 10**18
 MAX_BUDGETS = 8
 """Of one subject: each of them is looked at for every request."""
+MAX_QUOTAS = 100
+"""Of one team: there are hardly as many kinds of cards."""
+MAX_CARDS = 1_000_000
+MAX_GPU_CLASS = 40
+GPU_CLASS = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*-[1-9][0-9]{0,3}g\Z")
+"""A card's product and its memory in GiB, as agents report it."""
 
 
 def names_objection(names: object) -> str:
@@ -127,6 +134,13 @@ def names_objection(names: object) -> str:
         if not name or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
             return f"A name has 1 to {MAX_NAME} characters that can be seen; {_shown(name)} is none."
     return ""
+
+
+def class_objection(gpu_class: str) -> str:
+    """Why this cannot be a GPU class, in a sentence; empty when it can."""
+    if len(gpu_class) <= MAX_GPU_CLASS and GPU_CLASS.match(gpu_class):
+        return ""
+    return f"{_shown(gpu_class)} is not a class such as h100-80g: small letters, memory in GiB."
 
 
 def _shown(text: str) -> str:

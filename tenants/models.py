@@ -12,13 +12,14 @@ from django.utils import timezone
 
 from tenants import paths
 from tenants.keys import Grant
-from tenants.limit_models import Budget, Limited, Price, UsageSlot
+from tenants.limit_models import Budget, CapacityQuota, Limited, Price, UsageSlot
 from tenants.limits import SUBJECTS, Subject
 
 __all__ = [
     "ApiToken",
     "AuditEntry",
     "Budget",
+    "CapacityQuota",
     "FirstLink",
     "Key",
     "Membership",
@@ -95,6 +96,16 @@ class TeamQuerySet(models.QuerySet["Team"]):
 
     def nodes(self) -> list[paths.Node]:
         return [paths.Node(*row) for row in self.values_list("pk", "organisation_id", "name", *_LIMITS)]
+
+    def quotas(self) -> dict[str, dict[str, int]]:
+        """Of every team, by its slug and GPU class, how many cards its models may hold. Where teams of several
+        organisations share a slug the tightest counts. One query."""
+        found: dict[str, dict[str, int]] = {}
+        for slug, gpu_class, cards in self.order_by().values_list("slug", "quotas__gpu_class", "quotas__cards"):
+            held = found.setdefault(slug, {})
+            if gpu_class is not None:
+                held[gpu_class] = min(cards, held.get(gpu_class, cards))
+        return found
 
 
 class Team(Limited):

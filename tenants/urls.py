@@ -1,4 +1,4 @@
-"""Signing in, the account, projects with their limits and budgets, keys."""
+"""Signing in, the account, projects with their limits, quotas and budgets, keys."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ urlpatterns = [
     path("limits/<str:kind>/<int:pk>/", limit_views.limit_detail, name="limits"),
     path("limits/<str:kind>/<int:pk>/change/", limit_views.limits_change, name="limits-change"),
     path("limits/<str:kind>/<int:pk>/budgets/", limit_views.budget_make, name="budget-make"),
+    path("teams/<int:pk>/cards/", limit_views.quota_set, name="quota-set"),
     path("budgets/<int:pk>/", limit_views.budget_change, name="budget-change"),
     path("budgets/<int:pk>/remove/", limit_views.budget_remove, name="budget-remove"),
     path("keys/<int:pk>/revoke/", views.key_revoke, name="key-revoke"),

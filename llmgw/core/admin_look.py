@@ -82,6 +82,7 @@ UNFOLD = {
                 ("Projects", "admin:tenants_project_changelist"),
                 ("Keys", "admin:tenants_key_changelist"),
                 ("Budgets", "admin:tenants_budget_changelist"),
+                ("Capacity quotas", "admin:tenants_capacityquota_changelist"),
                 ("Prices", "admin:tenants_price_changelist"),
                 ("People", "admin:tenants_user_changelist"),
             ),

@@ -20,6 +20,9 @@ CPU = spec.Profile("cpu", engine="llamacpp")
 MODEL = spec.Model("m", profiles=(CPU,), scaling=spec.Scaling(1, 1))
 
 
+FREE = "free some, or lower reserved_cores of the profile"
+
+
 def running(node: str, cores: float = 4, number: int = 1) -> Replica:
     shard = Shard(node, state="ready", cores=cores)
     return Replica(f"r{number}", "m", "cpu", "d", made_at=NOW - timedelta(minutes=1), state="ready", shards=(shard,))
@@ -37,15 +40,21 @@ def home(found: Placed | Unplaced) -> str:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (replace(GOOD, state="joining"), "has not registered yet"),
-        (replace(GOOD, state="unreachable"), "is unreachable"),
-        (replace(GOOD, state="lost"), "is lost"),
-        (replace(GOOD, cordoned=True), "is cordoned"),
-        (replace(GOOD, draining=True), "is being drained"),
-        (replace(GOOD, disabled_engines=frozenset({"llamacpp"})), "has llamacpp disabled"),
-        (replace(GOOD, builds=()), "has no build of llamacpp"),
+        (replace(GOOD, state="joining"), "has not registered yet; start its agent"),
+        (replace(GOOD, state="unreachable"), "is unreachable; see whether the machine and its agent run"),
+        (replace(GOOD, state="lost"), "is lost; start its agent again, or remove the node"),
+        (replace(GOOD, cordoned=True), "is cordoned; to use it: llmgw ctl uncordon NODE"),
+        (replace(GOOD, draining=True), "is being drained; to use it: llmgw ctl uncordon NODE"),
+        (
+            replace(GOOD, disabled_engines=frozenset({"llamacpp"})),
+            "has llamacpp disabled; enable it for the node, or add a profile with another engine",
+        ),
+        (replace(GOOD, builds=()), "has no build of llamacpp; install one there, or add a profile with another engine"),
         (replace(GOOD, builds=(BAD_BUILD,)), "cannot run llamacpp: cuda: no driver"),
-        (replace(GOOD, memory_bytes=10**9), "has 1.0 GB of memory left, 2.0 GB are required"),
+        (
+            replace(GOOD, memory_bytes=10**9),
+            "has 1.0 GB of memory left, 2.0 GB are required; free some, or lower required_memory_gb",
+        ),
         (replace(GOOD, memory_bytes=None), "does not say how much memory it has, and 2.0 GB are required"),
         (replace(GOOD, disk_free_bytes=10**8), "has only 100 MB of disk free; free some"),
     ],
@@ -72,12 +81,30 @@ def test_declared_cores_are_counted_as_declared() -> None:
     assert found.parts[0].cores == 3
 
 
+def test_reserved_cores_are_kept_on_an_empty_machine_too() -> None:
+    declared = replace(MODEL, profiles=(replace(CPU, reserved_cores=6),))
+    full = answer(replace(GOOD, reserved_cores=3), model=declared)
+    reason = f"has 5 of 8 cores left (3 are reserved), 6 are needed; {FREE}"
+    assert full == Unplaced((TurnedDown("good", "cpu", reason),))
+    assert home(answer(replace(GOOD, reserved_cores=2), model=declared)) == "good"
+    unknown = answer(replace(GOOD, cores=None), model=declared)
+    assert unknown == Unplaced(
+        (TurnedDown("good", "cpu", "does not say how many cores it has, and reserved_cores asks for 6"),)
+    )
+    none_left = answer(replace(GOOD, reserved_cores=8))
+    assert none_left == Unplaced(
+        (TurnedDown("good", "cpu", f"has 0 of 8 cores left (8 are reserved), 4 are needed; {FREE}"),)
+    )
+
+
 def test_a_second_replica_needs_cores_of_its_own() -> None:
     full = answer(GOOD, replicas=(running("good"), running("good", number=2)))
-    assert full == Unplaced((TurnedDown("good", "cpu", "has 0 of 8 cores left, 4 are needed"),))
+    assert full == Unplaced((TurnedDown("good", "cpu", f"has 0 of 8 cores left, 4 are needed; {FREE}"),))
     assert home(answer(GOOD, replicas=(running("good"),))) == "good"
     reserved = answer(replace(GOOD, reserved_cores=2), replicas=(running("good"),))
-    assert reserved == Unplaced((TurnedDown("good", "cpu", "has 2 of 8 cores left, 4 are needed"),))
+    assert reserved == Unplaced(
+        (TurnedDown("good", "cpu", f"has 2 of 8 cores left (2 are reserved), 4 are needed; {FREE}"),)
+    )
 
 
 def test_a_second_replica_is_not_put_on_unknown_cores() -> None:
@@ -93,7 +120,7 @@ def test_what_ended_holds_nothing() -> None:
 def test_memory_that_replicas_are_promised_is_not_promised_again() -> None:
     model = replace(MODEL, profiles=(replace(CPU, required_memory_gb=9),))
     [turned] = answer(GOOD, model=model, replicas=(running("good"),)).reasons  # type: ignore[union-attr]
-    assert turned.reason == "has 7.0 GB of memory left, 9.0 GB are required"
+    assert turned.reason == "has 7.0 GB of memory left, 9.0 GB are required; free some, or lower required_memory_gb"
 
 
 def test_cpu_replicas_go_where_most_cores_then_most_memory_are_free() -> None:

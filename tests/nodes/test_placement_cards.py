@@ -128,7 +128,7 @@ def test_types_of_one_class_are_not_mixed() -> None:
     mixed = changed(cards(4), 0, 1, name="NVIDIA H100 PCIe")
     assert why(answer(FOUR, node(gpus=mixed)))["a"] == (
         "needs 4 h100-80g; 4 free of 4: the free ones are 2 NVIDIA H100 80GB HBM3, 2 NVIDIA H100 PCIe, "
-        "and one replica mixes no types"
+        "and one replica mixes no types; ask for fewer a node"
     )
 
 
@@ -167,29 +167,37 @@ def test_held_and_faulty_cards_are_named() -> None:
     gpus = changed(cards(), 7, healthy=False, fault="row remap failure")
     held = (holder("llama-1", "a", 0, 1, 2, 3, 4),)
     assert why(answer(FOUR, node(gpus=gpus), replicas=held))["a"] == (
-        "needs 4 h100-80g; 2 free of 8: 5 held by llama-1, 1 faulty (row remap failure)"
+        "needs 4 h100-80g; 2 free of 8: 5 held by llama-1, 1 faulty (row remap failure); free some"
     )
 
 
 def test_a_faulty_card_that_a_replica_holds_is_counted_once() -> None:
-    gpus = changed(cards(2), 0, healthy=False)
+    gpus = changed(cards(4), 0, healthy=False)
     reason = why(answer(FOUR, node(gpus=gpus), replicas=(holder("r", "a", 0),)))["a"]
-    assert reason == "needs 4 h100-80g; 1 free of 2: 1 faulty (it does not say why)"
+    assert reason == "needs 4 h100-80g; 3 free of 4: 1 faulty (it does not say why); repair them"
 
 
 def test_many_holders_are_counted() -> None:
     held = tuple(holder(f"r{i}", "a", i) for i in range(7))
     assert why(answer(FOUR, node(), replicas=held))["a"] == (
-        "needs 4 h100-80g; 1 free of 8: 1 held by r0, 1 held by r1, 1 held by r2, 1 held by r3, 3 more replicas"
+        "needs 4 h100-80g; 1 free of 8: 1 held by r0, 1 held by r1, 1 held by r2, 1 held by r3, 3 more replicas; free some"
     )
 
 
 @pytest.mark.parametrize(
     ("where", "profile", "reason"),
     [
-        (node(count=2), FOUR, "needs 4 h100-80g; 2 free of 2"),
-        (node(count=0), ONE, "has no h100-80g; it has no cards"),
-        (node(gpus=cards(2, gpu_class="l4-22g")), ONE, "has no h100-80g; it has 2 l4-22g"),
+        (node(count=2), FOUR, "needs 4 h100-80g and has 2; ask for fewer a node"),
+        (
+            node(count=0),
+            ONE,
+            "no node has h100-80g; the cluster has no cards. Add a node with them, or change gpu_class of profile one",
+        ),
+        (
+            node(gpus=cards(2, gpu_class="l4-22g")),
+            ONE,
+            "no node has h100-80g; the cluster has 2 l4-22g. Add a node with them, or change gpu_class of profile one",
+        ),
         (
             node(gpus_fault="nvidia-smi has not answered"),
             ONE,
@@ -205,7 +213,11 @@ def test_many_holders_are_counted() -> None:
             replace(ONE, required_memory_gb=1),
             "does not say how much memory its h100-80g have, and 1.0 GB are required",
         ),
-        (node(), replace(ONE, reserved_cores=65), "has 64 of 64 cores left, 65 are needed"),
+        (
+            node(),
+            replace(ONE, reserved_cores=65),
+            "has 64 of 64 cores left, 65 are needed; free some, or lower reserved_cores of the profile",
+        ),
         (
             node(cores=None),
             replace(ONE, reserved_cores=2),
@@ -224,27 +236,44 @@ def test_many_holders_are_counted() -> None:
         (
             node(),
             replace(ONE, only_nodes=("x", "y")),
-            "is not among only_nodes of profile one: x, y",
+            "no node is named x, y; correct only_nodes of profile one",
         ),
         (
             node(),
             replace(ONE, only_nodes=tuple("uvwxyz")),
-            "is not among only_nodes of profile one: u, v, w, x and 2 more",
+            "no node is named u, v, w, x and 2 more; correct only_nodes of profile one",
         ),
         (
             node(),
             replace(ONE, labels=(("zone", "b"),)),
-            "has no label zone; profile one asks for zone=b",
+            "no node has the label zone=b that profile one asks for; label a node so, or change the profile",
         ),
         (
             node(labels=(("zone", "a"),)),
             replace(ONE, labels=(("zone", "b"),)),
-            "has label zone=a; profile one asks for zone=b",
+            "no node has the label zone=b that profile one asks for; label a node so, or change the profile",
         ),
     ],
 )
 def test_a_node_is_turned_down_with_its_reason(where: Node, profile: spec.Profile, reason: str) -> None:
     assert why(answer(profile, where)) == {"a": reason}
+
+
+def test_what_another_node_has_is_a_nodes_own_fault() -> None:
+    full = holder("r", "z", *range(8))
+    other = node("z", labels=(("zone", "b"),))
+    label = replace(ONE, labels=(("zone", "b"),))
+    asks = "profile one asks for zone=b; label it so, or change the profile"
+    assert why(answer(label, node(), other, replicas=(full,)))["a"] == f"has no label zone; {asks}"
+    elsewhere = node(labels=(("zone", "a"),))
+    assert why(answer(label, elsewhere, other, replicas=(full,)))["a"] == f"has label zone=a; {asks}"
+    pinned = replace(ONE, only_nodes=tuple("vwxyz"))
+    assert why(answer(pinned, node(), other, replicas=(full,)))["a"] == (
+        "is not among only_nodes of profile one: v, w, x, y and 1 more"
+    )
+    bare = node(gpus=cards(2, gpu_class="l4-22g"))
+    assert why(answer(ONE, bare, other, replicas=(full,)))["a"] == "has no h100-80g; it has 2 l4-22g"
+    assert why(answer(ONE, node(count=0), other, replicas=(full,)))["a"] == "has no h100-80g; it has no cards"
 
 
 def test_pins_labels_memory_disk_and_cores_that_suffice_are_no_reason() -> None:
@@ -271,10 +300,12 @@ def test_weights_on_their_way_have_their_disk() -> None:
 def test_cores_that_replicas_on_cards_reserve_are_taken_for_all() -> None:
     held = (holder("r", "a", 0, cores=60),)
     assert why(answer(replace(ONE, reserved_cores=5), node(), replicas=held)) == {
-        "a": "has 4 of 64 cores left, 5 are needed"
+        "a": "has 4 of 64 cores left, 5 are needed; free some, or lower reserved_cores of the profile"
     }
     cpu = spec.Profile("cpu", engine="vllm", reserved_cores=5)
-    assert why(answer(cpu, node(), replicas=held)) == {"a": "has 4 of 64 cores left, 5 are needed"}
+    assert why(answer(cpu, node(), replicas=held)) == {
+        "a": "has 4 of 64 cores left, 5 are needed; free some, or lower reserved_cores of the profile"
+    }
 
 
 # --- quotas ----------------------------------------------------------------------------------------------------------
@@ -288,7 +319,10 @@ def test_a_teams_quota_turns_every_node_down_and_says_who_holds_what() -> None:
     )
     quotas = {"red": {CLASS: 6}, "blue": {CLASS: 0}}
     found = answer(FOUR, node("a"), node("b"), replicas=mine, team="red", quotas=quotas)
-    reason = "team red may hold 6 h100-80g and holds 3: m 3; this needs 4 more. Raise its quota or stop a replica"
+    reason = (
+        "team red may hold 6 h100-80g and holds 3: m 3; this needs 4 more. "
+        "Stop one of its replicas, or: llmgw ctl quota set red h100-80g 7"
+    )
     assert why(found) == {"a": reason, "b": reason}
     assert isinstance(answer(FOUR, node(), replicas=mine[:1], team="red", quotas=quotas), Placed)
 
@@ -342,16 +376,16 @@ def test_what_keeps_nodes_from_joining_is_said_of_each() -> None:
         node("g", fabrics=(msgspec.structs.replace(DOWN, reason=""),)),
     ]
     three = replace(WIDE, nodes=3, tp=12)
-    room = "of the 3 nodes needed on fabric {}, with cards of one type, there is room on {}"
-    down = "fabric ib0 is down: adapter mlx5_1 has no ACTIVE port"
+    room = "of the 3 nodes needed on fabric {}, with cards of one type, there is room on {}; free some on another"
+    down = "fabric ib0 is down: adapter mlx5_1 has no ACTIVE port; repair its link"
     assert why(answer(three, *nodes)) == {
         "a": room.format("ib0", 1),
         "b": room.format("ib1", 2),
         "c": down,
         "d": "has no fabric, and a replica over 3 nodes needs one that they share; declare it in its agent.yaml",
         "e": f"{down}; {room.format('ib1', 2)}",
-        "f": "needs 4 h100-80g; 2 free of 2",
-        "g": "fabric ib0 is down: its agent does not say why",
+        "f": "needs 4 h100-80g and has 2; ask for fewer a node",
+        "g": "fabric ib0 is down: its agent does not say why; repair its link",
     }
 
 

@@ -160,8 +160,11 @@ def may_run(node: Node, model: spec.Model, profile: spec.Profile, cluster: Clust
         needed = profile.required_memory_gb
         if needed and (node.memory_bytes is None or node.memory_bytes < needed * GB):
             return False
-        wanted = profile.reserved_cores or max(1, (node.cores or 0) // 2)
-        return not cores_held or (node.cores is not None and node.cores - node.reserved_cores - cores_held >= wanted)
+        if node.cores is None:
+            return not cores_held and not profile.reserved_cores
+        free = node.cores - node.reserved_cores - cores_held
+        one_at_least = not profile.reserved_cores and not cores_held and free > 0
+        return one_at_least or free >= (profile.reserved_cores or max(1, node.cores // 2))
     if profile.reserved_cores:
         return node.cores is not None and node.cores - node.reserved_cores - cores_held >= profile.reserved_cores
     return True

@@ -94,7 +94,7 @@ def test_a_profile_that_waits_says_why_for_every_node() -> None:
     reasons = {turned.node: turned.reason for turned in dict(plan(cluster, NOW).reasons)["m"]}
     assert reasons == {
         "one": "waits until 12:01:00 UTC after 2 failures in a row here: out of memory",
-        "two": "is cordoned",
+        "two": "is cordoned; to use it: llmgw ctl uncordon NODE",
     }
     everywhere = replace(cluster, backoffs=(held(),), nodes=())
     assert [turned.node for turned in dict(plan(everywhere, NOW).reasons)["m"]] == [""]

@@ -13,7 +13,8 @@ from catalog import spec
 from nodes import snapshot
 from nodes.models import ReplicaLoad
 from nodes.state import Backoff, Cluster, Load, Shard, Status, TurnedDown, in_words
-from nodes.summary import Alert, CapacityLine, ModelLine, Summary, UsageLine, summarise
+from nodes.summary import Alert, ModelLine, Summary, UsageLine, summarise
+from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
 from tests.factories import make_model, make_node, make_replica
 from tests.nodes.fleets import NOW
@@ -81,7 +82,9 @@ def test_a_models_state_is_one_word_and_what_to_know(fields: dict[str, object], 
 def test_why_not_is_one_line_a_reason_and_names_the_nodes() -> None:
     names = [f"n{number}" for number in range(10)]
     full = Status("m", tuple(TurnedDown(name, profile, "is full") for profile in ("a", "b") for name in names))
-    assert line(statuses=(full,)).why_not[1] == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (b): is full"
+    assert line(statuses=(full,)).why_not[1] == "all 10 nodes (b): is full"
+    two = Status("m", (*full.reasons, TurnedDown("z", "b", "is cordoned")))
+    assert line(statuses=(two,)).why_not[1] == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (b): is full"
     assert line(statuses=(WHY,)).why_not == ("good (cpu): is cordoned",)
     nowhere = Status("m", (TurnedDown("", "cpu", "no node has joined yet"),))
     assert line(statuses=(nowhere,)).why_not == ("no node has joined yet",)
@@ -131,8 +134,8 @@ def test_capacity_counts_cores_and_cards_and_no_faulty_one_as_used_or_free() -> 
     loading = replace(on_cards, name="h", ready_at=None, shards=(Shard("good", 0, "loading", 0, ("GPU-1", "GPU-3")),))
     found = summed(nodes=(node,), replicas=(SERVING, on_cards, loading))
     assert found.capacity == (
-        CapacityLine("l4-22g", "cards", 4, 1, 1, 1, 1, 0, 1),
-        CapacityLine("cpu", "cores", 8, 4, 0, 3, 0, 1, 1),
+        CapacityLine("l4-22g", "cards", 4, 1, 1, 1, 0, 1, 0, 1),
+        CapacityLine("cpu", "cores", 8, 4, 0, 3, 0, 0, 1, 1),
     )
     assert Alert("warn", "good", "Card 3 (L4) of good is faulty: ECC", None) in found.alerts
     assert (found.nodes[0].gpus, found.nodes[0].gpus_faulty, found.nodes[0].cores_used) == (4, 1, 4)
@@ -152,11 +155,11 @@ def test_alerts_name_what_needs_a_person() -> None:
 
 
 @pytest.mark.django_db
-def test_a_summary_from_rows_costs_nine_queries_however_many_rows(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
+def test_a_summary_from_rows_costs_ten_queries_however_many_rows(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
     for name in ("a", "b", "c"):
         make_model(name)
         make_replica(model=name, node=make_node())
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(10):
         found = snapshot.current_summary()
     assert [node.files for node in found.nodes] == [0, 0, 0]
     assert found.nodes[0].engines == ("llamacpp (xllamacpp 0.2)",)
