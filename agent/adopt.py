@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A running shard. The last process is the engine; those before it are its sidecars."""
+    """A running shard. The last process is the engine, once all are there; those before it are its sidecars."""
 
     spec: ShardSpec
     processes: tuple[Identity, ...]
@@ -26,6 +26,15 @@ class Record(msgspec.Struct, frozen=True):
     output: str
     address: str
     key: str | None = None
+    expected: int = 0
+    """How many processes it has when its start is over."""
+    awaits: int | None = None
+    listens: bool = False
+    """Where a leader awaits the other ranks, and whether it does yet."""
+
+    @property
+    def whole(self) -> bool:
+        return len(self.processes) >= max(1, self.expected)
 
 
 def shard_name(replica: str, rank: int) -> str:
@@ -47,6 +56,7 @@ class Records:
 
     def forget(self, spec: ShardSpec) -> None:
         self._path(spec).unlink(missing_ok=True)
+        self.private(spec).unlink(missing_ok=True)
 
     def read_all(self) -> list[Record]:
         """Every record that can be read; a broken one is set aside and said, and its processes count as undescribed."""
@@ -58,6 +68,10 @@ class Records:
                 log.warning("%s is no record of a shard and is set aside: %s", path, error)
                 path.replace(path.with_suffix(".broken"))
         return found
+
+    def private(self, spec: ShardSpec) -> Path:
+        """Where the shard may keep a file of its own. Engines take a file for YAML by its name."""
+        return self._directory / f"{shard_name(spec.replica, spec.rank)}.yaml"
 
     def _path(self, spec: ShardSpec) -> Path:
         return self._directory / f"{shard_name(spec.replica, spec.rank)}.json"
@@ -76,6 +90,6 @@ def look(records: Records, agent_mark: str) -> Found:
     ended: list[Record] = []
     for record in records.read_all():
         mark = shard_mark(agent_mark, record.spec)
-        lives = bool(record.processes) and all(alive(process, shard_mark=mark) for process in record.processes)
+        lives = record.whole and all(alive(process, shard_mark=mark) for process in record.processes)
         (running if lives else ended).append(record)
     return Found(tuple(running), tuple(ended))

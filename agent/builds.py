@@ -40,8 +40,19 @@ XLLAMACPP = Wheel(
 BUILDS: tuple[Wheel, ...] = (XLLAMACPP,)
 
 
+NAMED_ONLY = {"vllm": "vllm.binary", "sglang": "sglang.python"}
+"""Engines that this version installs nowhere, and the setting that names what the operator has installed."""
+
+
 def for_engine(engine: str) -> tuple[Wheel, ...]:
     return tuple(build for build in BUILDS if build.engine == engine)
+
+
+def unnamed(engine: str) -> str:
+    """Why a node without a named program has no build of `engine`, as a whole sentence."""
+    if engine not in NAMED_ONLY:
+        return f"This version of llmgw has no build of {engine}."
+    return f"llmgw installs no {engine} yet; install it on the node and name it in agent.yaml as {NAMED_ONLY[engine]}."
 
 
 def objection(build: Wheel, host: Host) -> str | None:

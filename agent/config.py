@@ -46,6 +46,17 @@ class LlamaCppSection(Section):
     """A llama-server of your own; without it the agent installs a build. It is never replaced."""
 
 
+class VllmSection(Section):
+    binary: Path | None = None
+    """The `vllm` program of an environment of your own, such as /opt/vllm/bin/vllm; `launch_mode: ray` takes the `ray`
+    beside it."""
+
+
+class SgLangSection(Section):
+    python: Path | None = None
+    """The Python of an environment of your own that holds SGLang, such as /opt/sglang/bin/python."""
+
+
 class Logging(Section):
     format: Literal["console", "json"] = "console"
     """Lines for people, or one JSON object a line."""
@@ -60,6 +71,12 @@ class AgentSettings(Section):
     """This node's id; without it the host name."""
     token_file: Path | None = None
     """File that holds the node's join token."""
+    certificate_file: Path | None = None
+    """The node's certificate (PEM), which it proves itself with instead of a token; see `llmgw node add`."""
+    key_file: Path | None = None
+    """The key of that certificate, readable by the agent's user only."""
+    ca_file: Path | None = None
+    """Certificate of the authority that control planes' certificates come from; without it those of the system."""
     address: str | None = None
     """Where engines listen, which gateways must reach; without it the address that faces the control plane."""
     labels: dict[str, str] = {}
@@ -70,9 +87,17 @@ class AgentSettings(Section):
     """Builds, weights, records of running shards, output of engines."""
     ports: Ports = Ports()
     llamacpp: LlamaCppSection = LlamaCppSection()
+    vllm: VllmSection = VllmSection()
+    sglang: SgLangSection = SgLangSection()
     stop_engines_on_exit: bool = False
     """Whether a stopped agent stops its engines too. A killed one never does."""
     logging: Logging = Logging()
+
+    @property
+    def programs(self) -> dict[str, Path]:
+        """By engine, the program that the operator named."""
+        named = {"llamacpp": self.llamacpp.binary, "vllm": self.vllm.binary, "sglang": self.sglang.python}
+        return {engine: path for engine, path in named.items() if path is not None}
 
     @field_validator("control_plane")
     @classmethod
@@ -82,6 +107,15 @@ class AgentSettings(Section):
         for address in addresses:
             stream_url(address)
         return addresses
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> AgentSettings:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together; write both or neither")
+        plain = [each for each in self.control_plane if stream_url(each).startswith("ws:")]
+        if self.certificate_file is not None and plain:
+            raise ValueError(f"{plain[0]} takes no certificate; write https:// and the port for agents")
+        return self
 
     @field_validator("node")
     @classmethod

@@ -115,10 +115,13 @@ def _undeclared(found: Found) -> Iterator[Finding]:
 
 
 def _engine(name: str, host: Host, settings: AgentSettings) -> Finding:
-    if name == "llamacpp" and (binary := settings.llamacpp.binary):
+    if binary := settings.programs.get(name):
         if binary.is_file() and os.access(binary, os.X_OK):
             return Finding(name, True, f"{binary}, named in agent.yaml")
-        return Finding(name, False, f"llamacpp.binary: {binary} cannot be run. Correct agent.yaml, or leave it out.")
+        key = builds.NAMED_ONLY.get(name, f"{name}.binary")
+        return Finding(name, False, f"{key}: {binary} cannot be run. Correct agent.yaml, or leave it out.")
+    if name in builds.NAMED_ONLY:  # what is not there is no fault
+        return Finding(name, True, builds.unnamed(name) if host.gpus else "needs cards, and this machine has none")
     reasons = []
     for build in builds.for_engine(name):
         objection = builds.objection(build, host)

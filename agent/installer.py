@@ -47,7 +47,7 @@ class Installer:
         if engine in self._binaries:
             binary = self._binaries[engine]
             if not binary.is_file():
-                raise InstallError(f"{engine}.binary: {binary} is not a file. Correct agent.yaml, or leave it out.")
+                raise InstallError(f"{engine}: {binary} is not a file. Correct agent.yaml, or leave it out.")
             return _named(binary)
         reasons = []
         for build in builds.for_engine(engine):
@@ -62,7 +62,7 @@ class Installer:
                 self._failures[build.directory] = objection
                 log.warning("Build %s %s passed over: %s", build.name, build.version, objection)
             reasons.append(objection)
-        raise InstallError(" ".join(reasons) or f"This version of llmgw has no build of {engine}.")
+        raise InstallError(" ".join(reasons) or builds.unnamed(engine))
 
     def present(self, host: Host) -> tuple[Build, ...]:
         """Every build this node could run, with why not for those it cannot."""
@@ -70,6 +70,12 @@ class Installer:
             Build(engine=engine, name="named", version="unknown", usable=path.is_file(), reason=_missing(path))
             for engine, path in self._binaries.items()
         ]
+        if host.gpus:
+            found += [
+                Build(engine=engine, name="named", version="-", usable=False, reason=builds.unnamed(engine))
+                for engine in builds.NAMED_ONLY
+                if engine not in self._binaries
+            ]
         for build in builds.BUILDS:
             if build.engine not in self._binaries:
                 reason = builds.objection(build, host) or self._failures.get(build.directory, "")

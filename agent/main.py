@@ -16,7 +16,7 @@ from typing import IO, assert_never
 
 import msgspec
 
-from agent import files, logs, process, protocol
+from agent import files, interfaces, logs, process, protocol
 from agent.answers import Answers
 from agent.bounds import within_bounds
 from agent.config import AgentSettings, ConfigError, load
@@ -53,10 +53,11 @@ SHOWN_LOOK_S = 60.0
 class Agent:
     """One node: wires discovery, weights, builds, supervision and the stream together."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, hardware: Hardware | None = None) -> None:
+        """`hardware`: another than this machine's."""
         self._settings = settings
         self._machine = Machine(work_dir=settings.work_dir)
-        self._hardware = Hardware.of_this_machine(settings.fabrics)
+        self._hardware = hardware or Hardware.of_this_machine(settings.fabrics)
         self._weights = Weights(settings.work_dir / "models")
         self._installer = _installer(settings)
         host = _host(settings, self._machine)
@@ -115,7 +116,7 @@ class Agent:
         """The machine as it is now, remembered as told."""
         given = self._supervisor.cards()
         found = await asyncio.to_thread(self._hardware.look, given=given, ours=self._supervisor.pids)
-        self._supervisor.host = host = dataclasses.replace(self._supervisor.host, gpus=len(found.gpus))
+        self._supervisor.host = host = await asyncio.to_thread(_seen, self._supervisor.host, found)
         self._told = inventory = await asyncio.to_thread(
             _inventory, self._machine, self._weights, self._installer, host, found
         )
@@ -140,7 +141,7 @@ class Agent:
                 assert_never(other)
 
 
-def run(settings: AgentSettings) -> int:
+def run(settings: AgentSettings, hardware: Hardware | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Engines go on, unless `stop_engines_on_exit` says otherwise."""
     logs.configure(settings.logging.format, settings.logging.level)
     try:
@@ -154,7 +155,7 @@ def run(settings: AgentSettings) -> int:
         return 1
     with lock:
         log.info("Agent %s of node %s in %s", version(), settings.node, settings.work_dir)
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, hardware))
     log.info("Agent stopped%s", "" if settings.stop_engines_on_exit else "; its engines go on")
     return 0
 
@@ -165,7 +166,7 @@ def inventory(settings: AgentSettings) -> Inventory:
     hardware.wait(SHOWN_LOOK_S)
     # Whose processes hold memory is not known here: those of a running agent are not ours to tell.
     found = hardware.look(given=frozenset(), ours=process.table)
-    host = dataclasses.replace(_host(settings, machine), gpus=len(found.gpus))
+    host = _seen(_host(settings, machine), found)
     return _inventory(machine, Weights(settings.work_dir / "models"), _installer(settings), host, found)
 
 
@@ -250,12 +251,12 @@ def main(argv: list[str] | None = None) -> int:
     return run(settings)
 
 
-async def _serve(settings: AgentSettings) -> None:
+async def _serve(settings: AgentSettings, hardware: Hardware | None) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await Agent(settings).serve(stopped)
+    await Agent(settings, hardware).serve(stopped)
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -270,8 +271,7 @@ def _lock(path: Path) -> IO[bytes]:
 
 
 def _installer(settings: AgentSettings) -> Installer:
-    binary = settings.llamacpp.binary
-    return Installer(settings.work_dir / "engines", binaries={"llamacpp": binary} if binary else {})
+    return Installer(settings.work_dir / "engines", binaries=settings.programs)
 
 
 def _host(settings: AgentSettings, machine: Machine) -> Host:
@@ -281,6 +281,18 @@ def _host(settings: AgentSettings, machine: Machine) -> Host:
         cores=machine.cpu().cores,
         memory_bytes=machine.memory_bytes(),
         llamacpp_threads=settings.llamacpp.threads,
+    )
+
+
+def _seen(host: Host, found: Found) -> Host:
+    """The host with what was found on it."""
+    return dataclasses.replace(
+        host,
+        gpus=len(found.gpus),
+        cards=found.gpus,
+        fabrics=found.fabrics,
+        adapters=found.adapters,
+        interface=interfaces.holding(host.address),
     )
 
 

@@ -5,6 +5,8 @@
 3. A stop asked for: nothing runs yet -> stopped; something runs -> SIGTERM and stopping.
 4. Whatever breaks, exits, hangs or is late fails: what is left of it is killed first, then "failed" is said.
 5. Preparing goes fetching -> installing, where something has to be -> starting; answers lead to loading and ready.
+6. A rank that serves nothing is ready once it runs, and is judged by staying alive (ND-43). Told to stop, it first
+   leaves the leader half of the grace to end in order (AG-36).
 """
 
 from __future__ import annotations
@@ -60,8 +62,16 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
+    """`awaits`: the port where a leader is to await the other ranks."""
+
     pid: int
     port: int
+    awaits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The leader listens for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,9 @@ class Tick:
     pass
 
 
-Event = Asked | Progressed | Fetched | Installed | Launched | Broke | Probed | Exited | Gone | StopAsked | Tick
+Event = (
+    Asked | Progressed | Fetched | Installed | Launched | Listening | Broke | Probed | Exited | Gone | StopAsked | Tick
+)
 
 
 class Effect(Enum):
@@ -118,14 +130,21 @@ class Shard:
 
     spec: ShardSpec
     state: State = "fetching"
+    serves: bool = True
+    """Whether it has an HTTP server of its own that can be asked."""
     reason: str = ""
     pid: int | None = None
     port: int | None = None
+    awaits: int | None = None
+    """Where it awaits the other ranks, and whether it listens there yet."""
+    listens: bool = False
     progress: Progress | None = None
     adopted: bool = False
     outcome: Literal["stopped", "failed"] = "stopped"
     deadline: float | None = None
     """When starting is late, or when stopping turns to SIGKILL."""
+    patient_until: float | None = None
+    """Until when a stopping rank waits for the leader's end before it is told itself."""
     silent: int = 0
     strange: int = 0
     probing: bool = False
@@ -141,22 +160,36 @@ class Shard:
             replica=self.spec.replica,
             rank=self.spec.rank,
             state=self.state,
-            port=self.port,
+            port=self.port if self.serves else None,
             pid=self.pid,
             reason=self.reason,
             progress=self.progress,
             adopted=self.adopted,
+            rendezvous=self.awaits if self.listens else None,
         )
 
 
 Step = tuple[Shard, tuple[Effect, ...]]
 
 
-def adopt(spec: ShardSpec, state: State, *, pid: int, port: int, now: float) -> Shard:
+def adopt(
+    spec: ShardSpec,
+    state: State,
+    *,
+    pid: int,
+    port: int,
+    now: float,
+    serves: bool = True,
+    awaits: int | None = None,
+    listens: bool = False,
+) -> Shard:
     """A shard that an earlier agent left running, in the state that it had reached."""
+    if state in ("starting", "loading") and not serves:
+        state = "ready"
     late = now + spec.startup_timeout_s if state in ("starting", "loading") else None
     late = now if state == "stopping" else late
-    return Shard(spec, state, pid=pid, port=port, adopted=True, deadline=late, changed_at=now)
+    shard = Shard(spec, state, serves, pid=pid, port=port, awaits=awaits, listens=listens)
+    return replace(shard, adopted=True, deadline=late, changed_at=now)
 
 
 def step(shard: Shard, event: Event, now: float) -> Step:
@@ -186,8 +219,13 @@ def step(shard: Shard, event: Event, now: float) -> Step:
             return _move(replace(shard, progress=None), "installing", now, Effect.INSTALL)
         case Installed() if shard.state == "installing":
             return _start(shard, now)
-        case Launched(pid, port) if shard.state == "starting":
-            return replace(shard, pid=pid, port=port, probe_at=now), (Effect.PUBLISH,)
+        case Launched(pid, port, awaits) if shard.state == "starting":
+            shard = replace(shard, pid=pid, port=port, awaits=awaits, probe_at=now)
+            if shard.serves:
+                return shard, (Effect.PUBLISH,)
+            return _move(replace(shard, deadline=None), "ready", now)  # 6
+        case Listening() if shard.awaits is not None and not shard.listens:
+            return replace(shard, listens=True), (Effect.PUBLISH,)
         case _:  # late news of a step that is over
             return shard, ()
 
@@ -206,12 +244,17 @@ def _stopping(shard: Shard, event: Event, now: float) -> Step:
         case Gone():
             reason = shard.reason if shard.outcome == "failed" else ""
             ended = replace(shard, pid=None, port=None, progress=None, deadline=None, reason=reason)
+            ended = replace(ended, awaits=None, listens=False, patient_until=None)
             ended, effects = _move(ended, shard.outcome, now)
             return ended, (*effects, Effect.RELEASE)
         case StopAsked(grace_s) if shard.deadline is not None:  # asked again: the nearer end counts
-            return replace(shard, deadline=min(shard.deadline, now + grace_s)), ()
+            patient = shard.patient_until
+            patient = None if patient is None else min(patient, now + grace_s / 2)
+            return replace(shard, deadline=min(shard.deadline, now + grace_s), patient_until=patient), ()
         case Tick() if shard.deadline is not None and now >= shard.deadline:
-            return replace(shard, deadline=now + KILL_AGAIN_S), (Effect.KILL,)
+            return replace(shard, deadline=now + KILL_AGAIN_S, patient_until=None), (Effect.KILL,)
+        case Tick() if shard.patient_until is not None and now >= shard.patient_until:
+            return replace(shard, patient_until=None), (Effect.TERMINATE,)
         case _:
             return shard, ()
 
@@ -221,6 +264,8 @@ def _stop(shard: Shard, grace_s: float, now: float) -> Step:
     if shard.state in ("fetching", "installing"):
         ended, effects = _move(replace(stopping, deadline=None, progress=None), "stopped", now)
         return ended, (Effect.KILL, *effects, Effect.RELEASE)
+    if shard.spec.rank and shard.pid is not None:  # 6
+        return _move(replace(stopping, patient_until=now + grace_s / 2), "stopping", now)
     return _move(stopping, "stopping", now, Effect.TERMINATE)
 
 
@@ -236,7 +281,7 @@ def _tick(shard: Shard, now: float) -> Step:
     if shard.state in ("starting", "loading") and shard.deadline is not None and now >= shard.deadline:
         limit = f"{shard.spec.startup_timeout_s:g}"
         return _fail(shard, f"did not serve within {limit} s of its start (startup_timeout of the profile)", now)
-    if shard.pid is None or shard.probing or now < shard.probe_at:
+    if shard.pid is None or not shard.serves or shard.probing or now < shard.probe_at:
         return shard, ()
     period = READY_PROBE_S if shard.state in ("ready", "draining") else STARTING_PROBE_S
     return replace(shard, probing=True, probe_at=now + period), (Effect.PROBE,)

@@ -1,4 +1,7 @@
-"""The edge that carries out what agent.shards decides: one loop, so there are no locks (AG-12, AG-20 to AG-24)."""
+"""The edge that carries out what agent.shards decides: one loop, so there are no locks (AG-12, AG-20 to AG-24).
+
+agent.preparing brings what a shard needs, agent.starting starts it; the rest is here.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +10,29 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agent import adopt, files, launching, output, ports, probe, process, shards, validate
+from agent import adopt, files, launching, output, preparing, probe, process, runs, shards, validate
 from agent.config import AgentSettings
 from agent.engines import ENGINES
-from agent.engines.base import Build, Command, Launch
 from agent.host import Host
 from agent.installer import Installer, InstallError
-from agent.process import Identity
-from agent.protocol import (
-    Progress,
-    Running,
-    ShardState,
-    ShardStatus,
-    StartShard,
-    StopShard,
-)
+from agent.protocol import Progress, Running, ShardSpec, ShardState, ShardStatus, StartShard, StopShard
+from agent.runs import Key, Run
 from agent.shards import Effect, Shard
+from agent.starting import Starter
 from agent.weights import FetchError, Weights
 
 log = logging.getLogger(__name__)
 
 BUSY_TICK_S = 0.1
 QUIET_TICK_S = 1.0
-QUARANTINE_S = 120.0
-"""How long a released port stays unused, so that nobody who still knows it reaches another model."""
 KEEP_ENDED = 64
 BUSY_SHARE = 0.05
 """CPU use between two probes, as a share of one core, above which an engine counts as busy."""
-Key = tuple[str, int]
 Publish = Callable[[ShardStatus], None]
-
-
-@dataclass(slots=True)
-class Run:
-    """What the edge knows of a shard besides its state."""
-
-    shard: Shard
-    output: Path
-    address: str
-    key: str | None = field(default=None, repr=False)
-    processes: list[Identity] = field(default_factory=list)
-    expected: int = 1
-    """How many commands the shard consists of."""
-    weights: Path | None = None
-    adapters: list[Path] = field(default_factory=list)
-    build: Build | None = None
-    port: int | None = None
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    pids: list[int] = field(default_factory=list)
-    """Its processes as of the last thorough probe; enough to see whether it is busy."""
-    cpu: tuple[float, float] | None = None
-    tail: str = ""
-    logged_percent: int = 0
 
 
 class Supervisor:
@@ -77,13 +46,11 @@ class Supervisor:
         self._weights = weights
         self._installer = installer
         self._publish = publish
-        self._records = adopt.Records(settings.work_dir / "shards")
         self._logs = settings.work_dir / "logs"
-        self._port_file = settings.work_dir / "last-port"
         self._agent_mark = f"{settings.node}|{settings.work_dir}"
         self._runs: dict[Key, Run] = {}
+        self._starter = Starter(settings, agent_mark=self._agent_mark, runs=self._runs.values)
         self._events: deque[tuple[Key, shards.Event]] = deque()
-        self._released_at: dict[int, float] = {}
         self._http = probe.client()
         self._woken = asyncio.Event()
         self._tick = 0
@@ -124,11 +91,11 @@ class Supervisor:
             if known.shard.spec.profile_digest != spec.profile_digest:
                 return f"shard {spec.replica}/{spec.rank} runs under another profile; stop it first."
             return ""
-        named = spec.engine in self._binaries()
-        run = Run(Shard(spec), self._logs / f"{adopt.shard_name(*key)}.log", self.host.address, key=command.engine_key)
+        shard = Shard(spec, serves=_serves(spec))
+        run = Run(shard, self._logs / f"{adopt.shard_name(*key)}.log", self.host.address, key=command.engine_key)
         self._runs.pop(key, None)
         self._runs[key] = run
-        reason = validate.refusal(spec, self.host, has_binary=named)
+        reason = validate.refusal(spec, self.host, has_binary=spec.engine in self._settings.programs)
         self._feed(key, shards.Broke(reason) if reason else shards.Asked())
         return reason or ""
 
@@ -147,26 +114,18 @@ class Supervisor:
     def adopt(self) -> None:
         """Take over what an earlier agent left running; end what nothing describes, and say so."""
         now = monotonic()
-        found = adopt.look(self._records, self._agent_mark)
+        found = self._starter.found()
         for record in (*found.running, *found.ended):
+            run = _adopted(record, now)
             key = (record.spec.replica, record.spec.rank)
-            main = record.processes[-1].pid if record.processes else 0
-            shard = shards.adopt(record.spec, record.state, pid=main, port=record.port, now=now)
-            run = Run(
-                shard,
-                Path(record.output),
-                record.address,
-                key=record.key,
-                processes=list(record.processes),
-                expected=len(record.processes),
-                port=record.port,
-            )
             self._runs[key] = run
             if record in found.running:
-                log.info("Adopted %s: process %d on port %d, %s", _name(run), main, record.port, record.state)
+                pid = run.shard.pid or 0
+                log.info("Adopted %s: process %d on port %d, %s", runs.name(run), pid, record.port, record.state)
             else:
-                self._feed(key, shards.Exited("ended while no agent watched it"))
-        described = {self._mark(run) for run in self._runs.values()}
+                why = "ended while no agent watched it" if record.whole else "its start was cut off by its agent's end"
+                self._feed(key, shards.Exited(why))
+        described = {self._starter.mark(run) for run in self._runs.values()}
         for pid, mark in process.marked(self._agent_mark).items():
             if mark not in described:
                 name = mark.rpartition("|")[2]
@@ -200,7 +159,7 @@ class Supervisor:
                 self._look_for_exit(key, run)
             self._feed(key, shards.Tick())
             if self._tick % 16 == 0 and output.bound(run.output):
-                log.info("Cut the output of %s, which had grown to %d MiB", _name(run), output.MAX_BYTES // 2**20)
+                log.info("Cut the output of %s, which had grown to %d MiB", runs.name(run), output.MAX_BYTES // 2**20)
 
     async def close(self, *, stop_engines: bool, limit_s: float = 15.0) -> None:
         """End this agent's own work; engines go on, unless they are to stop too."""
@@ -240,7 +199,7 @@ class Supervisor:
         before = run.shard.state
         run.shard, effects = shards.step(run.shard, event, monotonic())
         if before != run.shard.state:
-            log.log(logging.WARNING if run.shard.state == "failed" else logging.INFO, "%s", _transition(run))
+            log.log(logging.WARNING if run.shard.state == "failed" else logging.INFO, "%s", runs.transition(run))
             self._woken.set()
         for effect in effects:
             self._carry_out(key, run, effect)
@@ -271,13 +230,11 @@ class Supervisor:
         if run.shard.state == "failed":
             run.tail = output.tail(run.output, secret=run.key) if run.port is not None else ""
         if run.processes and not run.shard.ended:
-            self._record(run)
+            self._starter.record(run)
         self._publish(ShardStatus(status=run.shard.status(), tail=run.tail))
 
     def _release(self, run: Run) -> None:
-        self._records.forget(run.shard.spec)
-        if run.port is not None:
-            self._released_at[run.port] = monotonic()
+        self._starter.release(run)
         ended = [key for key, one in self._runs.items() if one.shard.ended]
         for key in ended[: max(0, len(ended) - KEEP_ENDED)]:
             del self._runs[key]
@@ -287,7 +244,7 @@ class Supervisor:
             try:
                 await work
             except Exception as error:  # the agent's boundary: a fault of ours fails one shard only
-                log.exception("A fault of the agent's fails %s", _name(run))
+                log.exception("A fault of the agent's fails %s", runs.name(run))
                 self._feed(key, shards.Broke(f"the agent itself failed: {type(error).__name__}: {error}"))
 
         task = asyncio.get_running_loop().create_task(guarded())
@@ -300,8 +257,11 @@ class Supervisor:
 
     # --- preparing -------------------------------------------------------------------------------------------------
     async def _fetch(self, key: Key, run: Run) -> None:
+        def told(progress: Progress) -> None:
+            self._feed(key, shards.Progressed(progress))
+
         try:
-            reason = await self._fetch_weights(key, run)
+            reason = await preparing.fetch(run, self._weights, self.host, told)
         except FetchError as error:
             reason = str(error)
         if reason:
@@ -309,30 +269,6 @@ class Supervisor:
             return
         run.build = self._installer.held(run.shard.spec.engine, self.host)
         self._feed(key, shards.Fetched(installed=run.build is not None))
-
-    async def _fetch_weights(self, key: Key, run: Run) -> str | None:
-        """The model's file and its adapters', each looked at; why not, if not. Raises FetchError."""
-        spec = run.shard.spec
-        run.weights = await self._weights.ensure(spec.source, lambda told: self._progress(key, run, told))
-        reason = await asyncio.to_thread(launching.look_at_weights, spec.engine, run.weights)
-        for adapter in () if reason else spec.adapters:
-            try:
-                path = await self._weights.ensure(adapter.source, lambda told: self._feed(key, shards.Progressed(told)))
-            except FetchError as error:
-                raise FetchError(f"adapter {adapter.name}: {error}") from None
-            reason = await asyncio.to_thread(launching.look_at_adapter, spec.engine, adapter.name, path)
-            if reason:
-                break
-            run.adapters.append(path)
-        return reason
-
-    def _progress(self, key: Key, run: Run, progress: Progress) -> None:
-        self._feed(key, shards.Progressed(progress))
-        if progress.done_bytes is not None and progress.total_bytes:
-            percent = 100 * progress.done_bytes // progress.total_bytes
-            if percent >= run.logged_percent + 10:
-                run.logged_percent = percent
-                log.info("%s: %d %% of the weights fetched", _name(run), percent)
 
     async def _install(self, key: Key, run: Run) -> None:
         try:
@@ -344,86 +280,14 @@ class Supervisor:
 
     async def _launch(self, key: Key, run: Run) -> None:
         try:
-            port = self._choose_port(run)
-            if port is None:
-                span = self._settings.ports
-                raise launching.NotStarted(
-                    f"no port between {span.first} and {span.last} is free. Widen `ports` in agent.yaml."
-                )
-            run.port = port
-            assert run.build
-            adapters = tuple(map(str, run.adapters))
-            launch = Launch(build=run.build, weights=str(run.weights), port=port, adapters=adapters, key=run.key)
-            commands = ENGINES[run.shard.spec.engine].commands(run.shard.spec, self.host, launch)
-            run.expected = len(commands)
-            output.begin(run.output)
-            for command in commands:
-                await self._start(run, command)
+            await self._starter.start(run, self.host)
         except launching.NotStarted as error:
             self._feed(key, shards.Broke(str(error)))
         except OSError as error:
             self._feed(key, shards.Broke(files.sentence(error, "the engine cannot be started")))
         else:
-            self._feed(key, shards.Launched(run.processes[-1].pid, port))
-
-    async def _start(self, run: Run, command: Command) -> None:
-        if command.wait_for is not None:
-            await launching.wait_for_listener(*command.wait_for, limit_s=command.wait_s)
-        marks = {process.AGENT_MARK: self._agent_mark, process.SHARD_MARK: self._mark(run)}
-        pid = process.spawn(command.argv, launching.environment(command, marks), run.output)
-        identity = process.identify(pid)
-        if identity is None:
-            raise launching.NotStarted(f"{Path(command.argv[0]).name} {process.ending(process.reap(pid))} at once")
-        run.processes.append(identity)
-        # Written at once: an agent killed now must find the process again.
-        self._record(run)
-
-    def _record(self, run: Run) -> None:
-        # A wrapper replaces its command after the start, so the command is read again each time.
-        current = [process.identify(identity.pid) or identity for identity in run.processes]
-        run.processes = [
-            new if (new.started, new.boot) == (old.started, old.boot) else old
-            for new, old in zip(current, run.processes, strict=True)
-        ]
-        record = adopt.Record(
-            spec=run.shard.spec,
-            processes=tuple(run.processes),
-            port=run.port or 0,
-            state=run.shard.state,
-            output=str(run.output),
-            address=run.address,
-            key=run.key,
-        )
-        try:
-            self._records.write(record)
-        except OSError as error:
-            log.error("%s", files.sentence(error, f"The record of {_name(run)} cannot be written"))
-
-    def _mark(self, run: Run) -> str:
-        return adopt.shard_mark(self._agent_mark, run.shard.spec)
-
-    def _choose_port(self, run: Run) -> int | None:
-        try:
-            last = int(self._port_file.read_text())
-        except (OSError, ValueError):
-            last = None
-        port = ports.choose(
-            self._settings.ports.first,
-            self._settings.ports.last,
-            after=last,
-            used={one.port for one in self._runs.values() if one.port is not None and not one.shard.ended},
-            released_at=self._released_at,
-            quarantine_s=QUARANTINE_S,
-            now=monotonic(),
-            is_free=lambda port: launching.is_free(run.address, port),
-        )
-        if port is not None:
-            files.write_private(self._port_file, str(port).encode())
-        return port
-
-    def _binaries(self) -> dict[str, Path]:
-        binary = self._settings.llamacpp.binary
-        return {"llamacpp": binary} if binary else {}
+            assert run.port is not None
+            self._feed(key, shards.Launched(run.processes[-1].pid, run.port, run.awaits))
 
     # --- watching --------------------------------------------------------------------------------------------------
     def _look_for_exit(self, key: Key, run: Run) -> None:
@@ -439,18 +303,25 @@ class Supervisor:
     def _look_for_remains(self, key: Key, run: Run) -> None:
         for identity in run.processes:
             process.reap(identity.pid)
-        if not process.members(run.processes, self._mark(run)):
+        if not process.members(run.processes, self._starter.mark(run)):
             self._feed(key, shards.Gone())
 
     def _kill(self, run: Run) -> None:
-        for pid in process.members(run.processes, self._mark(run)) if run.processes else ():
+        for pid in process.members(run.processes, self._starter.mark(run)) if run.processes else ():
             process.send(pid, signal.SIGKILL)
         for identity in run.processes:
             process.reap(identity.pid)
 
+    def _listens(self, run: Run, port: int) -> bool:
+        """Asked of the kernel: engines take whoever connects there for one of their ranks."""
+        members = process.members(run.processes, self._starter.mark(run))
+        return process.listens(run.address, port, members) is True
+
     async def _probe(self, key: Key, run: Run) -> None:
         shard, port = run.shard, run.port
         assert port is not None
+        if shard.awaits is not None and not shard.listens and self._listens(run, shard.awaits):
+            self._feed(key, shards.Listening())
         thorough = shard.state in ("starting", "loading")
         if thorough or not run.pids:
             run.pids = process.in_sessions(run.processes)
@@ -473,13 +344,29 @@ class Supervisor:
         self._feed(key, shards.Probed(answer, busy))
 
 
-def _name(run: Run) -> str:
-    spec = run.shard.spec
-    return f"{spec.model} ({spec.replica}/{spec.rank})" if spec.nodes > 1 else f"{spec.model} ({spec.replica})"
+def _serves(spec: ShardSpec) -> bool:
+    engine = ENGINES.get(spec.engine)
+    return engine is None or engine.serves_http(spec.rank)
 
 
-def _transition(run: Run) -> str:
-    shard = run.shard
-    where = f" on port {shard.port}" if shard.state == "ready" else ""
-    why = f": {shard.reason}" if shard.reason else ""
-    return f"{_name(run)} is {shard.state}{where}{why}"
+def _adopted(record: adopt.Record, now: float) -> Run:
+    shard = shards.adopt(
+        record.spec,
+        record.state,
+        pid=record.processes[-1].pid if record.processes else 0,
+        port=record.port,
+        now=now,
+        serves=_serves(record.spec),
+        awaits=record.awaits,
+        listens=record.listens,
+    )
+    return Run(
+        shard,
+        Path(record.output),
+        record.address,
+        key=record.key,
+        processes=list(record.processes),
+        expected=max(len(record.processes), record.expected),
+        port=record.port,
+        awaits=record.awaits,
+    )

@@ -21,6 +21,9 @@ class LlamaCpp:
     health_path = "/health"
     models_path = "/v1/models"
     multi_node = False
+    launch_modes: tuple[str, ...] = ("mp",)
+    own_flags: frozenset[str] = frozenset()
+    repositories = False
 
     def commands(self, spec: ShardSpec, host: Host, launch: Launch) -> tuple[Command, ...]:
         slots = max(1, spec.slots)

@@ -166,16 +166,6 @@ def test_a_refusal_names_the_field(changes: dict[str, object], field: str) -> No
     assert str(validate.refusal(one, HOST)).startswith(f"{field}: ")
 
 
-class Spanning(LlamaCpp):
-    name = "spanning"
-    multi_node = True
-
-
-def test_an_engine_that_spans_nodes_may_have_ranks() -> None:
-    two = spec("/m/a.gguf", engine="spanning", nodes=2, rank=1, tp=2)
-    assert validate.refusal(two, HOST, engines={"spanning": Spanning()}) is None
-
-
 def test_a_machine_without_a_build_refuses_unless_the_operator_named_a_binary() -> None:
     strange = Host("a", "riscv64")
     assert str(validate.refusal(spec("/m/a.gguf"), strange)).startswith("engine: no build of llamacpp runs here")
@@ -187,7 +177,6 @@ def test_weights_must_be_a_gguf_file() -> None:
     assert "is not a file" in str(validate.weights_refusal("llamacpp", "/m", is_file=False, head=b""))
     assert "is not a GGUF file" in str(validate.weights_refusal("llamacpp", "/m", is_file=True, head=b"<htm"))
     assert validate.weights_refusal("llamacpp", "/m", is_file=True, head=b"GGUF") is None
-    assert validate.weights_refusal("vllm", "/m", is_file=False, head=b"") is None
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------

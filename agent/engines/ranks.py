@@ -1,0 +1,57 @@
+"""What engines on cards have in common: which cards a rank gets, where the leader is, how adapters are called. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+from agent.engines import nccl
+from agent.engines.base import Launch
+from agent.host import Host
+from agent.protocol import ShardSpec
+
+MAX_AT_ONCE = 8
+"""Adapters that an engine works with in one batch; each takes memory of the cards."""
+
+
+def environment(spec: ShardSpec, host: Host, launch: Launch) -> tuple[tuple[str, str], ...]:
+    """What a profile may say otherwise."""
+    return (*launch.build.env, ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *nccl.environment(spec.fabric, host))
+
+
+def cards(spec: ShardSpec, host: Host) -> tuple[tuple[str, str], ...]:
+    """The shard's own cards. By index, because vLLM has long read a UUID as a number; slices have nothing but UUIDs."""
+    found = [host.card(uuid) for uuid in spec.gpus]
+    numbers = [str(card.index) for card in found if card is not None and not card.slice_of]
+    return (("CUDA_VISIBLE_DEVICES", ",".join(numbers if len(numbers) == len(spec.gpus) else spec.gpus)),)
+
+
+def leader(spec: ShardSpec, host: Host, launch: Launch) -> tuple[str, int]:
+    """Where the ranks meet: this machine for the leader, what it was told for everybody else."""
+    if spec.rank == 0:
+        return host.address, launch.rendezvous or 0
+    return split(spec.rendezvous) or ("", 0)
+
+
+def split(address: str) -> tuple[str, int] | None:
+    """Host and port of `host:port` or `[host]:port`; None when it is neither."""
+    place, _, port = address.rpartition(":")
+    place = place.removeprefix("[").removesuffix("]")
+    return (place, int(port)) if place and port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
+
+
+def joined(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def adapter_name(name: str, source: str) -> str:
+    """How an adapter is called in the engine, which is how gateways ask for it: other weights, another name."""
+    return f"{name}@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+def adapters(spec: ShardSpec, launch: Launch) -> tuple[tuple[str, str], ...]:
+    """Name and place of those that are there from the start; none where they are loaded when asked for."""
+    if spec.max_loaded_adapters is not None:
+        return ()
+    return tuple(
+        (adapter_name(each.name, each.source), path) for each, path in zip(spec.adapters, launch.adapters, strict=True)
+    )
