@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.protocol import AdapterPort, Gpu, GpuReading, Inventory, NodeLoad
+from agent.protocol import Gpu, GpuReading, Inventory, NodeLoad, Sensor
+from nodes.fabrics import PortLine, Told, fabric_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class CardLine:
     utilisation_percent: float | None
     temperature_c: float | None
     power_w: float | None
+    power_limit_w: float | None
+    clock_mhz: float | None
+    fan_percent: float | None
+    compute_capability: str
     state: str
     replica: str
     note: str
@@ -38,43 +44,32 @@ class FabricLine:
 
 
 @dataclass(frozen=True, slots=True)
-class PortLine:
-    """`reports`: what stands behind the port: the subnet manager, or the network of a RoCE port."""
-
-    adapter: str
-    number: int | None
-    fabric: str
-    """Empty: nobody declared it."""
-    state: str
-    rate_gbit_s: float | None
-    link_layer: str
-    reports: str
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
 class Hardware:
     cards: tuple[CardLine, ...] = ()
     cards_fault: str = ""
     cards_age_s: float | None = None
     driver: str = ""
+    cuda: str = ""
     fabrics: tuple[FabricLine, ...] = ()
     ports: tuple[PortLine, ...] = ()
+    sensors: tuple[Sensor, ...] = ()
     cut: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+    """A state and a sentence for whatever is wrong and what to do about it."""
 
 
 def hardware(told: Inventory, load: NodeLoad, holders: Mapping[str, str]) -> Hardware:
     """`holders`: by card, the replica that holds it."""
     readings = {reading.uuid: reading for reading in load.gpus}
-    fabrics = {adapter: fabric.name for fabric in told.fabrics for adapter in fabric.adapters}
     return Hardware(
         cards=tuple(
             _card(gpu, readings.get(gpu.uuid) or GpuReading(uuid=gpu.uuid), holders.get(gpu.uuid, ""))
-            for gpu in sorted(told.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+            for gpu in sorted(told.gpus, key=_order)
         ),
         cards_fault=told.gpus_fault,
         cards_age_s=load.gpus_age_s,
         driver=told.driver,
+        cuda=told.cuda,
         fabrics=tuple(
             FabricLine(
                 each.name, "up" if each.up else "down", ", ".join(each.adapters), each.rate_gbit_s, each.link_layer,
@@ -82,8 +77,10 @@ def hardware(told: Inventory, load: NodeLoad, holders: Mapping[str, str]) -> Har
             )
             for each in told.fabrics
         ),
-        ports=tuple(_ports(told, fabrics)),
+        ports=fabric_map([Told("", fabrics=told.fabrics, adapters=told.adapters)]).ports,
+        sensors=load.sensors,
         cut=told.cut,
+        needs=tuple(_needs(told, holders)),
     )  # fmt: skip
 
 
@@ -99,6 +96,10 @@ def _card(gpu: Gpu, reading: GpuReading, replica: str) -> CardLine:
         utilisation_percent=reading.utilisation_percent,
         temperature_c=reading.temperature_c,
         power_w=reading.power_w,
+        power_limit_w=reading.power_limit_w,
+        clock_mhz=reading.sm_clock_mhz,
+        fan_percent=reading.fan_percent,
+        compute_capability=gpu.compute_capability,
         state=state,
         replica=replica,
         note="; ".join(filter(None, notes)),
@@ -118,29 +119,48 @@ def _links(gpu: Gpu) -> str:
     return (links if gpu.peers else "none") + beyond
 
 
-def _ports(told: Inventory, fabrics: Mapping[str, str]) -> Iterator[PortLine]:
-    for adapter in told.adapters:
-        fabric = fabrics.get(adapter.name, "")
-        if not adapter.ports:
-            yield PortLine(adapter.name, None, fabric, "", None, "", "", adapter.fault)
-        for port in adapter.ports:
-            yield PortLine(
-                adapter=adapter.name,
-                number=port.number,
-                fabric=fabric,
-                state=port.state,
-                rate_gbit_s=port.rate_gbit_s,
-                link_layer=port.link_layer,
-                reports="; ".join(_reports(port)),
-                note="; ".join(filter(None, (adapter.fault, port.fault))),
-            )
+def _needs(told: Inventory, holders: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if told.gpus_fault:
+        yield "warn", f"Its cards cannot be relied on: {told.gpus_fault}. Nothing new is placed on them."
+    for gpu in sorted(told.gpus, key=_order):
+        if not gpu.healthy:
+            holder = holders.get(gpu.uuid)
+            still = f" Replica {holder} still runs on it." if holder else ""
+            which = f"Card {gpu.index} ({gpu.name}, {gpu.pci or gpu.uuid})"
+            yield "faulty", f"{which}: {gpu.fault}. It counts neither used nor free.{still}"
+    for fabric in told.fabrics:
+        if not fabric.up:
+            yield "down", f"Fabric {fabric.name} is not advertised: {fabric.reason}. No replica spans nodes over it."
 
 
-def _reports(port: AdapterPort) -> Iterable[str]:
-    """Equal prefixes alone prove nothing, so the subnet manager stands beside them."""
-    if port.network:
-        yield f"network {port.network}"
-    if port.link_layer == "InfiniBand":
-        yield f"subnet {port.subnet_prefix or 'unknown'}"
-        yield f"subnet manager {'unknown' if port.sm_lid is None else port.sm_lid}"
-    yield from (f"GID {gid.index} {gid.gid}" + (f" ({gid.kind})" if gid.kind else "") for gid in port.gids[:4])
+def _order(gpu: Gpu) -> tuple[int, str]:
+    return gpu.index, gpu.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class CardCount:
+    """A node's cards: each is used, free or faulty. `note`: which are faulty and why, and why none can be read."""
+
+    used: int
+    free: int
+    faulty: int
+    note: str
+
+
+def count_cards(gpus: Sequence[Gpu], unread: str, held: Collection[str]) -> CardCount:
+    """`unread`: why the cards could not be read lately. `held`: those that replicas hold, by UUID."""
+    faulty = [gpu for gpu in gpus if not gpu.healthy]
+    used = sum(gpu.healthy and gpu.uuid in held for gpu in gpus)
+    notes = [f"cards cannot be read: {unread}"] if unread else []
+    notes += [f"card {gpu.index}: {gpu.fault}" for gpu in sorted(faulty, key=_order)]
+    return CardCount(used, len(gpus) - len(faulty) - used, len(faulty), "; ".join(notes))
+
+
+def cards_in_words(held: Collection[str], gpus: Iterable[Gpu]) -> str:
+    """A shard's cards: "h100-80g 0, 1", by class and index; those that its node does not report stand with their id."""
+    known = {gpu.uuid: gpu for gpu in gpus}
+    by_class: dict[str, list[str]] = defaultdict(list)
+    for gpu in sorted((known[uuid] for uuid in held if uuid in known), key=_order):
+        by_class[gpu.gpu_class].append(f"{gpu.index}" + ("" if gpu.healthy else " (faulty)"))
+    words = [f"{name} {', '.join(indices)}" for name, indices in sorted(by_class.items())]
+    return "; ".join([*words, *(f"{uuid} (not reported)" for uuid in held if uuid not in known)])

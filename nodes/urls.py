@@ -13,6 +13,7 @@ urlpatterns = [
     path("nodes/<str:name>/", views.node_detail, name="node-detail"),
     path("models/", views.model_list, name="model-list"),
     path("models/<path:name>/", views.model_detail, name="model-detail"),
+    path("fabrics/", views.fabric_list, name="fabric-list"),
     path("replicas/", views.replica_list, name="replica-list"),
     path("replicas/<path:name>/", views.replica_detail, name="replica-detail"),
 ]

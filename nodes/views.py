@@ -13,11 +13,13 @@ from django.views.decorators.http import require_safe
 
 from agent import protocol
 from catalog.models import Model
-from nodes import actions
+from nodes import actions, networks
+from nodes.fabrics import PortLine
 from nodes.forms import NodeForm
-from nodes.hardware import Hardware, hardware
+from nodes.hardware import cards_in_words, hardware
 from nodes.models import Event, Node, Replica, Shard
 from nodes.snapshot import current_summary
+from nodes.state import in_words
 from nodes.summary import Alert, ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
@@ -30,6 +32,9 @@ ROWS_ON_DASHBOARD = 8
 ROWS_OF_A_MODEL = 20
 PROJECTS_ON_DASHBOARD = 5
 EVENTS = 30
+FINDINGS = 20
+NO_FABRIC = "none"
+"""What the address says for adapters that are in no fabric; a fabric of that name is shown with them."""
 SETTLED = ("ready", "failed", "stopped")
 """States of replicas that are not on their way; why one failed stands beside its model."""
 URGENT = {"lost": 0, "unreachable": 0, "failed": 0, "cannot run": 1, "joining": 2, "loading": 2, "starting": 2}
@@ -86,16 +91,40 @@ def node_make(request: HttpRequest) -> HttpResponse:
 def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     node = get_object_or_404(Node, name=name)
     summary = current_summary()
+    told = _inventory(node)
+    shards = Shard.objects.filter(node=node).exclude(state__in=protocol.ENDED).values_list("replica_id", "gpus")
+    holders = {card: replica for replica, cards in shards for card in cards}
     context = {
         "node": node,
         "line": _named(summary.nodes, name),
         "replicas": [line for line in summary.replicas if name in line.node.split(", ")][:ROWS],
-        "inventory": node.inventory or {},
-        "hardware": _hardware(node),
-        "files": (node.inventory or {}).get("files", [])[:ROWS],
+        "inventory": told,
+        "hardware": hardware(told, msgspec.convert(node.load, protocol.NodeLoad), holders),
+        "files": told.files[:ROWS],
         "events": Event.objects.filter(node=name)[:EVENTS],
     }
     return _page_or_fragment(request, "node_detail", context)
+
+
+@require_safe
+@operators
+def fabric_list(request: HttpRequest) -> HttpResponse:
+    found, fabric = networks.current_map(), request.GET.get("fabric", "")
+    marks = [("warn", line.name, mark) for line in found.fabrics for mark in line.marks]
+    down = [("down", line.name, reason) for line in found.fabrics for reason in line.down]
+    ports = [line for line in found.ports if not fabric or (line.fabric or NO_FABRIC) == fabric]
+    shown, after = _nodes_after(ports, request.GET.get("after", ""))
+    context = {
+        "map": found,
+        "findings": [*marks, *down][:FINDINGS],
+        "more_findings": max(0, len(marks) + len(down) - FINDINGS),
+        "fabric": fabric,
+        "none": NO_FABRIC,
+        "ports": shown,
+        "total": len(ports),
+        "after": after,
+    }
+    return _page_or_fragment(request, "fabric_list", context)
 
 
 @require_safe
@@ -133,20 +162,39 @@ def replica_list(request: HttpRequest) -> HttpResponse:
 def replica_detail(request: HttpRequest, name: str) -> HttpResponse:
     replica = get_object_or_404(Replica, name=name)
     summary = current_summary()
+    shards = replica.shards.select_related("node").order_by("rank")
     context = {
         "replica": replica,
         "line": _named(summary.replicas, name),
-        "shards": replica.shards.select_related("node").order_by("rank"),
+        "shards": [_shard(shard) for shard in shards],
         "events": Event.objects.filter(replica=name)[:EVENTS],
     }
     return _page_or_fragment(request, "replica_detail", context)
 
 
-def _hardware(node: Node) -> Hardware:
-    shards = Shard.objects.filter(node=node).exclude(state__in=protocol.ENDED).values_list("replica_id", "gpus")
-    holders = {card: replica for replica, cards in shards for card in cards}
-    told = msgspec.convert(node.inventory, protocol.Inventory) if node.inventory else protocol.Inventory(hostname="")
-    return hardware(told, msgspec.convert(node.load, protocol.NodeLoad), holders)
+def _inventory(node: Node) -> protocol.Inventory:
+    return msgspec.convert(node.inventory or {"hostname": ""}, protocol.Inventory)
+
+
+def _shard(shard: Shard) -> dict[str, object]:
+    progress = msgspec.convert(shard.progress, protocol.Progress)
+    return {
+        "row": shard,
+        "cards": cards_in_words(shard.gpus, _inventory(shard.node).gpus),
+        "progress": in_words(progress),
+        "done": progress.done_bytes if progress.total_bytes else None,
+        "total": progress.total_bytes,
+    }
+
+
+def _nodes_after(ports: Sequence[PortLine], after: str) -> tuple[list[PortLine], str]:
+    """About ROWS ports of the nodes after one by name, no node in part; and the last of them, if there are more."""
+    rest = [line for line in ports if line.node > after]
+    if len(rest) <= ROWS:
+        return rest, ""
+    last = rest[ROWS - 1].node
+    shown = [line for line in rest if line.node <= last]
+    return shown, last if len(shown) < len(rest) else ""
 
 
 def _page_or_fragment(request: HttpRequest, stem: str, context: Mapping[str, object]) -> HttpResponse:

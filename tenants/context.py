@@ -29,6 +29,7 @@ HOME = (("Home", "home", ("home",)),)
 CLUSTER = (
     ("Dashboard", "dashboard", ("dashboard",)),
     ("Nodes", "node-list", ("node-list", "node-detail", "node-make")),
+    ("Fabrics", "fabric-list", ("fabric-list",)),
     ("Models", "model-list", ("model-list", "model-detail")),
     ("Replicas", "replica-list", ("replica-list", "replica-detail")),
     ("Admin", "admin:index", ()),

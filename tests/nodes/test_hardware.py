@@ -8,10 +8,13 @@ import msgspec
 import pytest
 from django.test import Client
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent import protocol
 from nodes import passes
-from nodes.hardware import CardLine, FabricLine, PortLine, hardware
+from nodes.fabrics import PortLine
+from nodes.hardware import CardCount, CardLine, FabricLine, cards_in_words, count_cards, hardware
 from tests import factories
 from tests.factories import GIB
 from tests.hardware import ADAPTER, FABRIC, INVENTORY, READING
@@ -43,6 +46,7 @@ def test_readings_stand_beside_their_card_and_unknown_ones_are_unknown() -> None
     load = protocol.NodeLoad(gpus=(READING,))
     first, other = cards(gpu(1), gpu(2), load=load)
     assert (first.temperature_c, first.power_w, first.note) == (3, 4, "slowed down: HW thermal")
+    assert (first.power_limit_w, first.clock_mhz, first.fan_percent) == (5, 6, 7)
     assert (other.memory_used_bytes, other.utilisation_percent, other.note) == (None, None, "")
 
 
@@ -71,32 +75,98 @@ def test_fabrics_and_ports_say_what_they_are_and_who_manages_them() -> None:
     )
     found = hardware(msgspec.structs.replace(INVENTORY, adapters=(both, bare, unnamed)), protocol.NodeLoad(), {})
     assert found.fabrics == (FabricLine("ib0", "down", "mlx5_0", 400.0, "InfiniBand", FABRIC.reason),)
-    assert found.ports == (
-        PortLine(
+    shown = [
+        (port.adapter, port.number, port.fabric, port.state, port.rate_gbit_s, port.link_layer, port.reports, port.note)
+        for port in found.ports
+    ]
+    assert all(isinstance(port, PortLine) for port in found.ports)
+    assert shown == [
+        (
             "mlx5_0",
             1,
             "ib0",
             "ACTIVE",
             400.0,
-            "Ethernet",
-            "network ens1f0np0; GID 3 ::ffff:10.0.0.1 (RoCE v2)",
+            "RoCE",
+            "network fe80:0000:0000:0000 on ens1f0np0; GID 3 ::ffff:10.0.0.1 (RoCE v2)",
             "no more; rate: Invalid argument",
         ),
-        PortLine(
+        (
             "mlx5_0",
             2,
             "ib0",
             "ACTIVE",
             400.0,
             "InfiniBand",
-            "subnet fe80:0000:0000:0000; subnet manager unknown",
+            "subnet manager unknown of fe80:0000:0000:0000",
             "no more",
         ),
-        PortLine("mlx5_9", None, "", "", None, "", "", "it has no ports"),
-        PortLine("mlx5_8", 2, "", "ACTIVE", 400.0, "InfiniBand", "subnet unknown; subnet manager 4", ""),
-    )
+        ("mlx5_9", None, "", "", None, "", "", "it has no ports"),
+        ("mlx5_8", 2, "", "ACTIVE", 400.0, "InfiniBand", "subnet manager 4 of unknown", ""),
+    ]
     up = msgspec.structs.replace(INVENTORY, fabrics=(msgspec.structs.replace(FABRIC, up=True),))
     assert hardware(up, protocol.NodeLoad(), {}).fabrics[0].state == "up"
+
+
+def test_what_is_wrong_with_a_node_is_said_first_with_what_to_do() -> None:
+    told = protocol.Inventory(
+        hostname="h",
+        gpus=(
+            gpu(1, healthy=False, fault="row remap failure: it has to be replaced", pci="00000000:61:00.0"),
+            gpu(0, healthy=False, fault="2 uncorrected ECC errors; reset the card"),
+            gpu(2),
+        ),
+        gpus_fault="the driver does not answer",
+        fabrics=(FABRIC, msgspec.structs.replace(FABRIC, name="ib1", up=True)),
+    )
+    assert hardware(told, IDLE, {"GPU-1": "llama-1", "GPU-2": "llama-1"}).needs == (
+        ("warn", "Its cards cannot be relied on: the driver does not answer. Nothing new is placed on them."),
+        (
+            "faulty",
+            "Card 0 (NVIDIA H100 PCIe, GPU-0): 2 uncorrected ECC errors; reset the card. It counts neither used nor"
+            " free.",
+        ),
+        (
+            "faulty",
+            "Card 1 (NVIDIA H100 PCIe, 00000000:61:00.0): row remap failure: it has to be replaced. It counts neither"
+            " used nor free. Replica llama-1 still runs on it.",
+        ),
+        (
+            "down",
+            "Fabric ib0 is not advertised: adapter mlx5_0 has no ACTIVE port. No replica spans nodes over it.",
+        ),
+    )
+    assert hardware(protocol.Inventory(hostname="h", gpus=(gpu(),)), IDLE, {}).needs == ()
+
+
+def test_a_faulty_card_is_neither_used_nor_free_and_is_named() -> None:
+    there = (gpu(0), gpu(1), gpu(2, healthy=False, fault="b"), gpu(3, healthy=False, fault="a"))
+    assert count_cards(there, "", {"GPU-1", "GPU-2"}) == CardCount(1, 1, 2, "card 2: b; card 3: a")
+    assert count_cards((), "no driver", ()) == CardCount(0, 0, 0, "cards cannot be read: no driver")
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12),
+    st.sampled_from(["", "the driver does not answer"]),
+)
+def test_every_card_is_exactly_one_of_used_free_and_faulty(kinds: list[tuple[bool, bool]], unread: str) -> None:
+    there = [gpu(n, healthy=healthy, fault="" if healthy else "x") for n, (healthy, _) in enumerate(kinds)]
+    held = {f"GPU-{n}" for n, (_, is_held) in enumerate(kinds) if is_held} | {"GPU-elsewhere"}
+    found = count_cards(there, unread, held)
+    assert (found.used, found.free, found.faulty) == (
+        kinds.count((True, True)),
+        kinds.count((True, False)),
+        sum(not healthy for healthy, _ in kinds),
+    )
+    assert bool(found.note) == bool(unread or found.faulty)
+
+
+def test_a_shards_cards_are_named_by_class_and_place() -> None:
+    there = (gpu(1), gpu(0), gpu(2, gpu_class="l4-22g", healthy=False, fault="x"))
+    assert cards_in_words(["GPU-1", "GPU-0", "GPU-2", "GPU-9"], there) == (
+        "h100-80g 0, 1; l4-22g 2 (faulty); GPU-9 (not reported)"
+    )
+    assert cards_in_words([], there) == ""
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
@@ -121,7 +191,9 @@ def test_a_nodes_page_shows_cards_fabrics_adapters_and_labels(root: Client) -> N
         fabrics=(FABRIC,),
         adapters=(ADAPTER,),
     )
-    load = protocol.NodeLoad(gpus=(protocol.GpuReading(uuid="GPU-0", temperature_c=41),), gpus_age_s=125)
+    load = protocol.NodeLoad(gpus=(protocol.GpuReading(uuid="GPU-0", temperature_c=41),), gpus_age_s=125,
+        sensors=(protocol.Sensor(name="coretemp Package", value=51.0, unit="°C"),),
+    )  # fmt: skip
     node = factories.make_node(
         "gpu-01", inventory=msgspec.to_builtins(told), load=msgspec.to_builtins(load), labels={"zone": "east"}
     )
@@ -130,8 +202,8 @@ def test_a_nodes_page_shows_cards_fabrics_adapters_and_labels(root: Client) -> N
     text = page(root, "/nodes/gpu-01/")
     for words in (
         "h100-80g", "row remap failure", "faulty", "/replicas/llama-1/", "41", "driver 580.65", "zone", "east",
-        "has not answered for more than 90 s: nothing new is placed on them", "adapter mlx5_0 has no ACTIVE port",
-        "network ens1f0np0", "RoCE v2",
+        "has not answered for more than 90 s. Nothing new is placed on them", "adapter mlx5_0 has no ACTIVE port",
+        "on ens1f0np0", "RoCE v2", "1 used · 0 free · 1 faulty", "coretemp Package",
     ):  # fmt: skip
         assert words in text, words
     assert "None declared" in page(root, f"/nodes/{factories.make_node().name}/")
@@ -156,7 +228,10 @@ def gpu_node(name: str, count: int = 8, *, free_bytes: int = 500 * GIB, **fields
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [
-        ({"gpu_class": "b300-270g", "gpus_per_node": 1}, "a, b (gpu): no node has b300-270g; the cluster has 16 h100-80g"),
+        (
+            {"gpu_class": "b300-270g", "gpus_per_node": 1},
+            "a, b (gpu): no node has b300-270g; the cluster has 16 h100-80g",
+        ),
         (
             {"gpu_class": "h100-80g", "gpus_per_node": 8, "nodes": 2, "tp": 16},
             "b (gpu): fabric ib0 is down: adapter mlx5_0 has no ACTIVE port",

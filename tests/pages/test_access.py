@@ -25,6 +25,7 @@ CLUSTER = {
     "node-list",
     "node-make",
     "node-detail",
+    "fabric-list",
     "model-list",
     "model-detail",
     "replica-list",
