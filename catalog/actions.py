@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from django.db import transaction
 
-from catalog import document, spec, yaml_io
+from catalog import adapter_files, document, spec, yaml_io
 from catalog.models import CatalogVersion, Model, Profile
 from catalog.names import nearest
 from catalog.spec import Problem
@@ -18,6 +18,7 @@ from tenants import audit
 from tenants.audit import Actor
 
 MAX_NAMED = 50
+Models = tuple[spec.Model, ...]
 
 
 class CatalogRefused(Exception):
@@ -39,50 +40,92 @@ class Applied:
     notices: tuple[Problem, ...] = ()
 
 
-@transaction.atomic
-def apply_catalog(*, models: Sequence[spec.Model], actor: Actor, note: str = "") -> Applied:
-    """Make `models` the whole catalog. Raises CatalogRefused. A catalog that is the same already is left alone."""
-    _one_at_a_time()
-    return _store(spec.normalise_all(models), Model.objects.snapshot(), actor, note)
+def check_catalog(*, models: Sequence[spec.Model]) -> Applied:
+    """What would be said of `models` as the whole catalog; changes nothing. Raises CatalogRefused."""
+    new = spec.normalise_all(models)
+    remarks = _look(new, Model.objects.snapshot())
+    return Applied(version=current_version(), notices=(*notices(new), *remarks))
 
 
-@transaction.atomic
-def put_model(*, model: spec.Model, actor: Actor, replaces: str | None = None, note: str = "") -> Applied:
+def apply_catalog(
+    *, models: Sequence[spec.Model], actor: Actor, note: str = "", expected: int | None = None
+) -> Applied:
+    """Make `models` the whole catalog. Raises CatalogRefused. A catalog that is the same already is left alone.
+
+    `expected`: the version that the change was made from; another one refuses it.
+    """
+    new = spec.normalise_all(models)
+    # Files are read before the store is locked: a slow disk or server must not keep others waiting.
+    remarks = _look(new, Model.objects.snapshot())
+    return _change(lambda _: new, actor, note, remarks, expected)
+
+
+def put_model(
+    *,
+    model: spec.Model,
+    actor: Actor,
+    replaces: str | None = None,
+    note: str = "",
+    expected: int | None = None,
+) -> Applied:
     """Add `model`, or put it in the place of the one named `replaces` (by default: the one of its own name)."""
-    _one_at_a_time()
-    old = Model.objects.snapshot()
-    place = replaces or model.name
-    if replaces and all(each.name != replaces for each in old):
-        raise CatalogRefused([_no_such(replaces, old)])
     model = spec.normalise(model)
-    new = tuple(model if each.name == place else each for each in old)
-    if model not in new:
-        new = (*new, model)
-    return _store(new, old, actor, note)
+    place = replaces or model.name
+
+    def put(old: Models) -> Models:
+        if replaces and all(each.name != replaces for each in old):
+            raise CatalogRefused([_no_such(replaces, old)])
+        new = tuple(model if each.name == place else each for each in old)
+        return new if model in new else (*new, model)
+
+    old = Model.objects.snapshot()
+    return _change(put, actor, note, _look(put(old), old), expected)
 
 
-@transaction.atomic
 def remove_model(*, name: str, actor: Actor, note: str = "") -> Applied:
     """Take a model out. Refused while another one names it as its fallback."""
-    _one_at_a_time()
+
+    def remove(old: Models) -> Models:
+        new = tuple(each for each in old if each.name != name)
+        if len(new) == len(old):
+            raise CatalogRefused([_no_such(name, old)])
+        return new
+
+    return _change(remove, actor, note)
+
+
+def add_adapter(*, model: str, adapter: spec.Adapter, actor: Actor) -> Applied:
+    """Give a model another adapter, whose file is read first where it can be. Raises CatalogRefused."""
+
+    def add(old: Models) -> Models:
+        return _with(old, model, lambda each: replace(each, adapters=(*each.adapters, adapter)))
+
     old = Model.objects.snapshot()
-    new = tuple(each for each in old if each.name != name)
-    if len(new) == len(old):
-        raise CatalogRefused([_no_such(name, old)])
-    return _store(new, old, actor, note)
+    return _change(add, actor, f"add adapter {adapter.name} to {model}", _look(add(old), old))
 
 
-@transaction.atomic
+def remove_adapter(*, model: str, name: str, actor: Actor) -> Applied:
+    """Take an adapter from a model. Raises CatalogRefused."""
+
+    def remove(each: spec.Model) -> spec.Model:
+        left = tuple(adapter for adapter in each.adapters if adapter.name != name)
+        if len(left) == len(each.adapters):
+            known = nearest(name, [adapter.name for adapter in each.adapters])
+            raise CatalogRefused([Problem(model, "", "adapters", f"There is no adapter {name[:80]!r}.{known}")])
+        return replace(each, adapters=left)
+
+    return _change(lambda old: _with(old, model, remove), actor, f"remove adapter {name} from {model}")
+
+
 def roll_back(*, version: int, actor: Actor) -> Applied:
     """Make an earlier version the catalog again, as a new version. Raises CatalogRefused."""
-    _one_at_a_time()
     earlier = CatalogVersion.objects.filter(number=version).first()
     if earlier is None:
         raise CatalogRefused([Problem("", "", "version", f"There is no version {version} of the catalog.")])
     read = yaml_io.parse(earlier.text)
     if read.problems:  # an older version may break a rule that was added since
         raise CatalogRefused(read.problems)
-    return _store(read.models, Model.objects.snapshot(), actor, f"roll back to version {version}")
+    return apply_catalog(models=read.models, actor=actor, note=f"roll back to version {version}")
 
 
 def current_version() -> int:
@@ -90,10 +133,37 @@ def current_version() -> int:
     return CatalogVersion.objects.order_by("-number").values_list("number", flat=True).first() or 0
 
 
-def _one_at_a_time() -> None:
-    """Let the next change wait for this one, so that it validates what is then there. Held until the commit."""
+@transaction.atomic
+def _change(
+    edit: Callable[[Models], Models],
+    actor: Actor,
+    note: str,
+    remarks: Sequence[Problem] = (),
+    expected: int | None = None,
+) -> Applied:
+    """Each change waits for the one before it, until that is committed, so that it validates what is then there."""
     Revision.objects.get_or_create(pk=1)
     Revision.objects.select_for_update().get(pk=1)
+    if expected is not None and (newest := CatalogVersion.objects.first()) and newest.number != expected:
+        text = f"{newest.made_by} changed the catalog since, to version {newest.number}. Look at it, then save again."
+        raise CatalogRefused([Problem("", "", "version", text)])
+    old = Model.objects.snapshot()
+    return _store(edit(old), old, actor, note, tuple(remarks))
+
+
+def _look(new: Models, old: Models) -> list[Problem]:
+    """The rules, then the files of adapters that are new; what is only remarked on. Raises CatalogRefused."""
+    problems = validate(new)
+    looked = adapter_files.look(new, old) if not problems else adapter_files.Looked()
+    if problems or looked.problems:
+        raise CatalogRefused([*problems, *looked.problems])
+    return looked.notices
+
+
+def _with(models: Models, name: str, change: Callable[[spec.Model], spec.Model]) -> Models:
+    if all(each.name != name for each in models):
+        raise CatalogRefused([_no_such(name, models)])
+    return tuple(change(each) if each.name == name else each for each in models)
 
 
 def _no_such(name: str, models: Sequence[spec.Model]) -> Problem:
@@ -101,20 +171,20 @@ def _no_such(name: str, models: Sequence[spec.Model]) -> Problem:
     return Problem(name, "", "name", f"There is no model of that name.{known}")
 
 
-def _store(new: tuple[spec.Model, ...], old: tuple[spec.Model, ...], actor: Actor, note: str) -> Applied:
+def _store(new: Models, old: Models, actor: Actor, note: str, remarks: tuple[Problem, ...]) -> Applied:
     problems = validate(new)
     if problems:
         raise CatalogRefused(problems)
     version = current_version()
     if new == old and version:
-        return Applied(version=version, notices=notices(new))
+        return Applied(version=version, notices=(*notices(new), *remarks))
     before, after = {each.name: each for each in old}, {each.name: each for each in new}
     applied = Applied(
         version=version + 1,
         added=tuple(name for name in after if name not in before),
         changed=tuple(name for name in after if name in before and before[name] != after[name]),
         removed=tuple(name for name in before if name not in after),
-        notices=notices(new),
+        notices=(*notices(new), *remarks),
     )
     Model.objects.filter(name__in=applied.removed).delete()
     _write_rows(new, applied)
@@ -192,4 +262,5 @@ def _profile_row(row: Model, position: int, profile: spec.Profile) -> Profile:
         min_disk_gb=profile.min_disk_gb,
         labels=dict(profile.labels),
         only_nodes=list(profile.only_nodes),
+        metrics={key: list(names) for key, names in asdict(profile.metrics).items() if names},
     )

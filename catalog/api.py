@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db.models import QuerySet
@@ -14,12 +15,11 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from catalog import actions, document, yaml_io
+from catalog import actions, document, spec, yaml_io
 from catalog.actions import Applied, CatalogRefused
 from catalog.document import Document, Read
 from catalog.models import CatalogVersion, Model
 from catalog.spec import Problem
-from catalog.validate import notices, validate
 from tenants.api_rules import Refused, actor, paged
 from tenants.api_views import BoundedJson, OperatorView, check_size
 
@@ -46,6 +46,15 @@ _MODEL = {
     "additionalProperties": False,
     "description": "The same keys as in the catalog's YAML.",
     "properties": {key: {} for key in document.MODEL_KEYS},
+}
+_ADAPTER = {
+    "type": "object",
+    "required": ["name", "source"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string"},
+        "source": {"type": "string", "description": "A path on nodes, an address of a file, or an id of the hub."},
+    },
 }
 _PROBLEM = inline_serializer(
     "CatalogProblem",
@@ -96,6 +105,14 @@ def _problem(problem: Problem) -> Document:
     }
 
 
+def _tried(change: Callable[[], Applied], *, made: bool = False) -> Response:
+    try:
+        done = change()
+    except CatalogRefused as error:
+        raise refused(error.problems) from None
+    return _applied(done, made=made)
+
+
 def _applied(done: Applied, *, made: bool = False) -> Response:
     data = {
         "version": done.version,
@@ -111,6 +128,13 @@ def _usable(read: Read) -> Read:
     if read.problems:
         raise refused(read.problems)
     return read
+
+
+def _model(name: str) -> spec.Model:
+    row = Model.objects.prefetch_related("profiles").filter(name=name).first()
+    if row is None:
+        raise Http404
+    return row.spec()
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -131,10 +155,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses={(200, "application/json"): _MODEL})
     def get(self, request: Request, name: str) -> Response:
         """One model by its name."""
-        found = next((model for model in Model.objects.snapshot() if model.name == name), None)
-        if found is None:
-            raise Http404
-        return Response(document.write_model(found))
+        return Response(document.write_model(_model(name)))
 
     @extend_schema(request={"application/json": _MODEL}, responses={200: _APPLIED, 201: _APPLIED})
     def put(self, request: Request, name: str) -> Response:
@@ -146,21 +167,54 @@ class ModelDetail(OperatorView):
         exists = Model.objects.filter(name=name).exists()
         if not exists and model.name != name:
             raise Http404
-        try:
-            done = actions.put_model(model=model, replaces=name if exists else None, actor=actor(request))
-        except CatalogRefused as error:
-            raise refused(error.problems) from None
-        return _applied(done, made=not exists)
+        replaces = name if exists else None
+        return _tried(lambda: actions.put_model(model=model, replaces=replaces, actor=actor(request)), made=not exists)
 
     @extend_schema(responses=_APPLIED)
     def delete(self, request: Request, name: str) -> Response:
         """Take the model out; its replicas are drained and stopped."""
         if not Model.objects.filter(name=name).exists():
             raise Http404
-        try:
-            return _applied(actions.remove_model(name=name, actor=actor(request)))
-        except CatalogRefused as error:
-            raise refused(error.problems) from None
+        return _tried(lambda: actions.remove_model(name=name, actor=actor(request)))
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+@extend_schema(parameters=[OpenApiParameter("name", str, OpenApiParameter.PATH)])
+class Adapters(OperatorView):
+    @extend_schema(
+        operation_id="v1_models_adapters_list",
+        responses={
+            (200, "application/json"): {
+                "type": "object",
+                "properties": {"results": {"type": "array", "items": _ADAPTER}},
+            }
+        },
+    )
+    def get(self, request: Request, name: str) -> Response:
+        """The model's LoRA adapters, in their order."""
+        return paged(document.write_model(_model(name)).get("adapters", []), None)
+
+    @extend_schema(request={"application/json": _ADAPTER}, responses={201: _APPLIED})
+    def post(self, request: Request, name: str) -> Response:
+        """Add one. Its file is read first, where this machine can, and refused if it is none for the model.
+
+        What could not be read or compared stands in `notices`; nodes look again before they start an engine.
+        """
+        _model(name)
+        adapter, problems = document.read_adapter(request.data, model=name)
+        if problems:
+            raise refused(problems)
+        return _tried(lambda: actions.add_adapter(model=name, adapter=adapter, actor=actor(request)), made=True)
+
+    @extend_schema(
+        parameters=[OpenApiParameter("adapter", str, required=True, description="Its name.")], responses=_APPLIED
+    )
+    def delete(self, request: Request, name: str) -> Response:
+        """Take one from the model; other adapters and the model itself go on being served."""
+        adapter = request.query_params.get("adapter", "")
+        if adapter not in [each.name for each in _model(name).adapters]:
+            raise Http404
+        return _tried(lambda: actions.remove_adapter(model=name, name=adapter, actor=actor(request)))
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -187,15 +241,9 @@ class Catalog(OperatorView):
         read = yaml_io.parse(data) if isinstance(data, str) else document.read(data)
         models = _usable(read).models
         if request.query_params.get("check", "").lower() in ("1", "true", "yes"):
-            problems = validate(models)
-            if problems:
-                raise refused(problems)
-            return _applied(Applied(version=actions.current_version(), notices=notices(models)))
-        try:
-            note = request.query_params.get("note", "").replace("\0", "")
-            return _applied(actions.apply_catalog(models=models, actor=actor(request), note=note))
-        except CatalogRefused as error:
-            raise refused(error.problems) from None
+            return _tried(lambda: actions.check_catalog(models=models))
+        note = request.query_params.get("note", "").replace("\0", "")
+        return _tried(lambda: actions.apply_catalog(models=models, actor=actor(request), note=note))
 
 
 class VersionSerializer(serializers.ModelSerializer[CatalogVersion]):
@@ -231,10 +279,7 @@ class VersionRollBack(OperatorView):
         """Make an earlier version the catalog again, as a new version."""
         if not CatalogVersion.objects.filter(number=number).exists():
             raise Http404
-        try:
-            return _applied(actions.roll_back(version=number, actor=actor(request)))
-        except CatalogRefused as error:
-            raise refused(error.problems) from None
+        return _tried(lambda: actions.roll_back(version=number, actor=actor(request)))
 
 
 urlpatterns = [
@@ -243,5 +288,6 @@ urlpatterns = [
     path("catalog/versions/<int:number>", VersionDetail.as_view(), name="api-catalog-version"),
     path("catalog/versions/<int:number>/roll-back", VersionRollBack.as_view(), name="api-catalog-roll-back"),
     path("models", Models.as_view(), name="api-models"),
+    path("models/<path:name>/adapters", Adapters.as_view(), name="api-adapters"),
     path("models/<path:name>", ModelDetail.as_view(), name="api-model"),
 ]

@@ -53,8 +53,12 @@ PROFILE_KEYS = (
     "min_disk_gb",
     "labels",
     "only_nodes",
+    "metrics",
 )
+METRICS = ("running", "waiting", "kv_used")
 MAX_LIST = 6000
+MAX_PROBLEMS = 100
+"""More are not reported: nobody reads on, and a hostile document could make millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,12 @@ def read_model(data: object) -> Read:
     return Read((spec.normalise(reader.model(data, ())),), tuple(reader.problems))
 
 
+def read_adapter(data: object, *, model: str) -> tuple[spec.Adapter, tuple[Problem, ...]]:
+    """One adapter of `model`."""
+    reader = _Reader({}, model_name=model)
+    return reader.adapter(data, ("adapters",)), tuple(reader.problems)
+
+
 @dataclass(slots=True)
 class _Reader:
     lines: Mapping[Place, int]
@@ -95,8 +105,8 @@ class _Reader:
     def model(self, data: object, at: Place) -> Model:
         self.model_name, self.profile_name = _name(data), ""
         entry = self.mapping(data, at, MODEL_KEYS)
-        limits = self.mapping(entry.get("scaling") or {}, (*at, "scaling"), ("min", "max", "idle_timeout"))
-        slo = self.mapping(entry.get("slo") or {}, (*at, "slo"), ("ttft_p99", "tpot_p99"))
+        limits = self.mapping(entry.get("scaling", {}), (*at, "scaling"), ("min", "max", "idle_timeout"))
+        slo = self.mapping(entry.get("slo", {}), (*at, "slo"), ("ttft_p99", "tpot_p99"))
         model = Model(
             name=self.text(entry, "name", at),
             aliases=self.texts(entry, "aliases", at),
@@ -152,7 +162,14 @@ class _Reader:
             min_disk_gb=self.maybe_number(entry, "min_disk_gb", at),
             labels=self.pairs(entry, "labels", at, "labels"),
             only_nodes=self.texts(entry, "only_nodes", at),
+            metrics=self.metrics(entry.get("metrics", {}), (*at, "metrics")),
         )
+
+    def metrics(self, data: object, at: Place) -> spec.Metrics:
+        """One name may stand without a list."""
+        entry = self.mapping(data, at, METRICS)
+        listed = {key: [value] if isinstance(value, str) else value for key, value in entry.items()}
+        return spec.Metrics(**{key: self.texts(listed, key, at) for key in METRICS})
 
     def adapter(self, data: object, at: Place) -> spec.Adapter:
         entry = self.mapping(data, at, ("name", "source"))
@@ -276,6 +293,8 @@ class _Reader:
         return None
 
     def refuse(self, at: Place, text: str) -> None:
+        if len(self.problems) >= MAX_PROBLEMS:
+            return
         line = next((self.lines[at[:end]] for end in range(len(at), 0, -1) if at[:end] in self.lines), None)
         name = ".".join(str(part) for part in _below(at))
         self.problems.append(Problem(self.model_name, self.profile_name, name, text, line))
@@ -359,7 +378,12 @@ def write_profile(profile: Profile) -> Document:
     _put(found, "min_disk_gb", profile.min_disk_gb)
     _put(found, "labels", dict(profile.labels))
     _put(found, "only_nodes", list(profile.only_nodes))
+    _put(found, "metrics", {key: _short(held) for key in METRICS if (held := getattr(profile.metrics, key))})
     return found
+
+
+def _short(names: tuple[str, ...]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
 
 
 def _put(found: Document, key: str, value: object) -> None:

@@ -90,6 +90,9 @@ class Profile(models.Model):
     min_disk_gb = models.FloatField(null=True, blank=True, help_text="Free disk that a node needs to get a replica.")
     labels = models.JSONField(default=dict, blank=True, help_text="Labels that its nodes must have.")
     only_nodes = models.JSONField(default=list, blank=True, help_text="Nodes that it may run on. Empty: any.")
+    metrics = models.JSONField(
+        default=dict, blank=True, help_text="Names of the engine's metrics. Empty: those known for the engine."
+    )
 
     class Meta:
         ordering = ["position", "pk"]
@@ -120,6 +123,7 @@ class Profile(models.Model):
             min_disk_gb=self.min_disk_gb,
             labels=tuple(sorted(self.labels.items())),
             only_nodes=tuple(self.only_nodes),
+            metrics=spec.Metrics(**{key: tuple(names) for key, names in self.metrics.items()}),
         )
 
 

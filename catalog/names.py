@@ -31,6 +31,15 @@ def objection(name: str, limit: int = MAX_NAME) -> str | None:
     return None
 
 
+def address_objection(name: str, *, model: bool) -> str | None:
+    """Why a page or a route could not have `name` in its address, as the end of a sentence about it."""
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return 'has nothing, "." or ".." before or after a slash, which addresses lose; rename it'
+    if model and name.endswith("/adapters"):
+        return "ends in /adapters, which is the address of another model's adapters; rename it"
+    return None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """ " Did you mean X?" when something known is close to `name`, else nothing."""
     near = difflib.get_close_matches(name[:MAX_NAME], list(known), 1)

@@ -23,7 +23,7 @@ def objection(source: str) -> str | None:
     scheme = _SCHEME.match(source)
     if scheme:
         return _address(source, scheme[1].lower())
-    if source.startswith(("/", "./", "../")):
+    if is_path(source):
         return None if source.strip("./") else f"The source {source} names no file; write the path of one."
     if source.startswith("~"):
         return f"The source {source} depends on who reads it; write the absolute path."
@@ -33,6 +33,15 @@ def objection(source: str) -> str | None:
             f"For a file write /{source.lstrip('/')} or ./{source.lstrip('/')}."
         )
     return None
+
+
+def is_path(source: str) -> bool:
+    return source.startswith(("/", "./", "../"))
+
+
+def is_fetched(source: str) -> bool:
+    """Whether nodes bring it as a single file."""
+    return _SCHEME.match(source) is not None
 
 
 def _address(source: str, scheme: str) -> str | None:

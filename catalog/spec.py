@@ -54,6 +54,18 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Metrics:
+    """Names of an engine's metrics, newest first, in the place of those that are known for the engine (GW-41).
+
+    Complete as it stands once it names `running`: what it leaves empty stays unknown.
+    """
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    kv_used: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """One way to run a model. `gpu_class` None: on CPUs. `weight`: requests that one replica serves at once."""
 
@@ -81,6 +93,7 @@ class Profile:
     """Labels that each of its nodes must have."""
     only_nodes: tuple[str, ...] = ()
     """Names of the nodes that it may run on; empty: any."""
+    metrics: Metrics = Metrics()
 
 
 @dataclass(frozen=True, slots=True)

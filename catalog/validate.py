@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from catalog import names, sources, spec
+from catalog.document import MAX_PROBLEMS
 from catalog.spec import Model, Problem, Profile
 from llmgw.core import addresses
 
 MAX_MODELS = 5000
-MAX_PROBLEMS = 100
-"""More are not reported: nobody reads on, and a hostile catalog could make millions."""
 MAX_LIST = 256
 MAX_TEXT = 4096
 MAX_COUNT = 100_000
@@ -29,6 +28,8 @@ _GPU_CLASS = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*-[1-9][0-9]{0,3}g\Z")
 _SLUG = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,120}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
+_METRIC = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,199}\Z")
+MAX_METRICS = 8
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 # llmgw writes these itself; --api-key would also put a secret where every process of the machine can read it.
 OWN_FLAGS = frozenset(
@@ -61,6 +62,7 @@ def notices(models: Sequence[Model]) -> tuple[Problem, ...]:
     for model in models:
         if model.external:
             found += [Problem(model.name, "", *remark) for remark in _remarks_on(model.external)]
+        found += _twice(model)
         steps = [targets[names.fold(name)] for name in model.fallbacks if names.fold(name) in targets]
         if model.name in steps:
             found.append(Problem(model.name, "", "fallbacks", "It falls back on itself, which changes nothing."))
@@ -75,6 +77,15 @@ def notices(models: Sequence[Model]) -> tuple[Problem, ...]:
     return tuple(found)
 
 
+def _twice(model: Model) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for adapter in model.adapters:
+        other = first.setdefault(adapter.source, adapter.name)
+        if other != adapter.name:
+            text = f"{adapter.name} is the same file as {other}; each takes room of its own in the engine."
+            yield Problem(model.name, "", "adapters", text)
+
+
 # --- names -----------------------------------------------------------------------------------------------------------
 class _Names:
     """Who holds which name so far."""
@@ -87,7 +98,7 @@ class _Names:
         mine += [("aliases", "alias", alias) for alias in model.aliases]
         mine += [("adapters", "adapter", adapter.name) for adapter in model.adapters]
         for field, kind, name in mine:
-            objection = names.objection(name)
+            objection = names.objection(name) or names.address_objection(name, model=kind == "model")
             if objection:
                 yield Problem(model.name, "", field, f"The {kind} {_shown(name)}{objection}.")
                 continue
@@ -171,8 +182,11 @@ def _model(model: Model) -> Iterator[Problem]:
             yield problem("source", objection)
     for adapter in model.adapters:
         objection = sources.objection(adapter.source) if adapter.source else "It has no source."
+        objection = objection or _engines_objection(model, adapter.source)
         if objection:
             yield problem("adapters", f"Adapter {adapter.name[:80]!r}: {objection}")
+    if model.adapters and model.external:
+        yield problem("adapters", "An external model has none here; publish what the provider calls one as a model.")
     yield from _scaling(model)
     if model.routing_profile not in spec.ROUTING_PROFILES:
         yield problem("routing_profile", _unknown(model.routing_profile, spec.ROUTING_PROFILES))
@@ -186,6 +200,17 @@ def _model(model: Model) -> Iterator[Problem]:
     yield from (problem(*breach) for breach in _memory(model.required_memory_gb))
     if model.team and not _SLUG.match(model.team):
         yield problem("team", f"{model.team[:40]!r} is not a team's short name; it stands in the team's address.")
+
+
+def _engines_objection(model: Model, source: str) -> str | None:
+    """Why no profile's engine could be given this adapter."""
+    fetched, engines = sources.is_fetched(source), {profile.engine for profile in model.profiles}
+    for engine in sorted(engines & set(spec.ENGINES)):
+        if fetched and engine != "llamacpp":
+            return f"{engine} takes a PEFT directory, and nodes fetch single files; write its path on nodes."
+        if not fetched and engine == "llamacpp" and not sources.is_path(source):
+            return "llama.cpp takes a file; write its path on nodes, or its address."
+    return None
 
 
 def _scaling(model: Model) -> Iterator[Problem]:
@@ -262,8 +287,9 @@ def _profiles(model: Model) -> Iterator[Problem]:
         elif names.fold(profile.name) in seen:
             yield Problem(model.name, profile.name, "name", "Another profile of this model has that name; rename one.")
         seen.add(names.fold(profile.name))
-        for field, text in (*_engine(profile), *_numbers(profile), *_homes(profile), *_command(profile)):
-            yield Problem(model.name, profile.name, field, text)
+        for rules in (_engine, _numbers, _homes, _command, _metrics):
+            for field, text in rules(profile):
+                yield Problem(model.name, profile.name, field, text)
 
 
 def _engine(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -366,6 +392,18 @@ def _command(profile: Profile) -> Iterator[tuple[str, str]]:
     repeated = sorted({name for name, _ in profile.env if sum(name == other for other, _ in profile.env) > 1})
     for name in repeated:
         yield "env", f"{name[:40]} is set more than once; keep one."
+
+
+def _metrics(profile: Profile) -> Iterator[tuple[str, str]]:
+    held = profile.metrics
+    for key, found in (("running", held.running), ("waiting", held.waiting), ("kv_used", held.kv_used)):
+        if len(found) > MAX_METRICS:
+            yield f"metrics.{key}", f"There are {len(found)} names; {MAX_METRICS} is the most."
+        for name in found[:MAX_METRICS]:
+            if not _METRIC.match(name):
+                yield f"metrics.{key}", f"{name[:40]!r} is not a metric's name: letters, digits, _ and : only."
+    if (held.waiting or held.kv_used) and not held.running:
+        yield "metrics.running", "Name what counts running requests too; without it the engine's own names are read."
 
 
 def _storable(text: str) -> bool:

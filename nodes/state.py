@@ -189,6 +189,7 @@ _UNCHANGING = frozenset(
         "required_memory_gb",
         "capacity_class",
         "min_disk_gb",
+        "metrics",
         "labels",
         "only_nodes",
     )

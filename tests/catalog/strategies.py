@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from catalog import names, spec
 
-labels = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
+spelt = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+labels = spelt.filter(lambda name: names.address_objection(name, model=True) is None)
 label_values = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
 small = st.integers(1, 8)
 
@@ -40,6 +41,11 @@ def profiles(draw: st.DrawFn, name: str) -> spec.Profile:
             min_disk_gb=draw(st.none() | st.floats(0.1, 4000)),
             labels=tuple(draw(st.dictionaries(st.sampled_from(("zone", "a.b/c")), label_values, max_size=2)).items()),
             only_nodes=draw(st.sampled_from(((), tuple(f"gpu-{number}" for number in range(nodes + 1))))),
+            metrics=draw(
+                st.sampled_from(((), ("a:running",), ("new:running", "old_running"))).map(
+                    lambda held: spec.Metrics(running=held, waiting=held[:1])
+                )
+            ),
             max_loaded_adapters=None if engine == "llamacpp" else draw(st.sampled_from((None, -1, 0, 1, 4))),
         )
     )
@@ -69,7 +75,7 @@ def models(draw: st.DrawFn, held: list[str]) -> spec.Model:
             slo=spec.Slo(draw(st.none() | st.integers(1, 10**6)), draw(st.none() | st.integers(1, 10**6))),
             band=draw(st.sampled_from(("", "batch"))),
             required_memory_gb=draw(st.none() | st.floats(0.1, 4000)),
-            adapters=draw(st.sampled_from(((), (spec.Adapter(adapter, "/m/a-lora.gguf"),)))),
+            adapters=() if external else draw(st.sampled_from(((), (spec.Adapter(adapter, "/m/a-lora.gguf"),)))),
         )
     )
 
