@@ -10,35 +10,44 @@ import django
 from celery import Celery
 from django.conf import settings
 
+from llmgw.config import Settings
+
 django.setup(set_prefix=False)
 
-_config = settings.LLMGW
-_queue = _config.data_dir / "queue"
 
-
-def _broker() -> dict[str, object]:
-    if _config.redis.url:
+def broker(config: Settings) -> dict[str, object]:
+    """Where jobs are queued, as Celery's settings say it."""
+    if config.redis.url:
         return {
-            "broker_url": _config.redis.url,
-            "broker_transport_options": {"visibility_timeout": 3600, "socket_connect_timeout": 3},
+            "broker_url": config.redis.url,
+            "broker_transport_options": {
+                "visibility_timeout": 3600,
+                "socket_connect_timeout": 3,
+                "socket_timeout": 10,  # of a Redis that is gone without a word; far more than the waits for jobs take
+                "socket_keepalive": True,
+                "max_retries": 0,  # whoever enqueues goes on without the queue
+            },
         }
+    queue = config.data_dir / "queue"
     for name in ("messages", "control"):
-        (_queue / name).mkdir(parents=True, exist_ok=True)
+        (queue / name).mkdir(parents=True, exist_ok=True)
     return {
         "broker_url": "filesystem://localhost/",
         "broker_transport_options": {
-            "data_folder_in": str(_queue / "messages"),
-            "data_folder_out": str(_queue / "messages"),
-            "control_folder": str(_queue / "control"),
+            "data_folder_in": str(queue / "messages"),
+            "data_folder_out": str(queue / "messages"),
+            "control_folder": str(queue / "control"),
             "store_processed": False,
         },
     }
 
 
+_config = settings.LLMGW
 app = Celery("llmgw")
 app.conf.update(
-    **_broker(),
+    **broker(_config),
     broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
     task_ignore_result=True,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
@@ -46,17 +55,20 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_send_task_events=False,
     timezone="UTC",
-    beat_schedule_filename=str(_config.data_dir / "beat-schedule"),
     beat_max_loop_interval=1,
     beat_schedule={
         "reconcile": {
             "task": "nodes.tasks.reconcile",
             "schedule": _config.nodes.reconcile_s,
             # A worker that was away must not find hundreds of them.
-            "options": {"expires": _config.nodes.reconcile_s * 2},
+            "options": {"expires": _config.nodes.reconcile_s * 2, "retry": False},
         },
-        "tidy": {"task": "nodes.tasks.tidy", "schedule": 3600.0, "options": {"expires": 3600.0}},
-        "tidy-usage": {"task": "tenants.tasks.tidy_usage", "schedule": 600.0, "options": {"expires": 600.0}},
+        "tidy": {"task": "nodes.tasks.tidy", "schedule": 3600.0, "options": {"expires": 3600.0, "retry": False}},
+        "tidy-usage": {
+            "task": "tenants.tasks.tidy_usage",
+            "schedule": 600.0,
+            "options": {"expires": 600.0, "retry": False},
+        },
     },
 )
 app.autodiscover_tasks(["nodes", "tenants", "catalog"])

@@ -1,12 +1,12 @@
-"""The pass as a Celery task: run by the schedule and by pokes, by whoever holds the lead."""
+"""The pass as a Celery task: asked for by the schedule and by pokes, run under the lease of whoever leads."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import timedelta
 
 from celery import shared_task
-from celery.signals import worker_shutdown
 from django.conf import settings
 from django.db import DatabaseError
 
@@ -21,22 +21,38 @@ MOST_PASSES = 20
 """Passes that follow each other in one task while each of them acts; the schedule goes on from there."""
 
 
+_running, _waiting = threading.Lock(), threading.Lock()
+
+
 @shared_task(name=RECONCILE, ignore_result=True)
 def reconcile() -> None:
-    """Bring the fleet nearer to the catalog until nothing is left to do now."""
-    nodes = settings.LLMGW.nodes
-    clock = SystemClock()
+    """Bring the fleet nearer to the catalog until nothing is left to do now.
+
+    One at a time in a process. Of those that are asked for meanwhile one waits, and sees all that they would have.
+    """
+    if not _waiting.acquire(blocking=False):
+        return
+    try:
+        _running.acquire()
+    finally:
+        _waiting.release()
+    try:
+        _run_passes()
+    finally:
+        _running.release()
+
+
+def _run_passes() -> None:
+    period_s = settings.LLMGW.nodes.reconcile_s
     try:
         for _ in range(MOST_PASSES):
-            held = lease.acquire(lease.LEADER, ttl_s=nodes.lease_ttl_s)
-            if held is None or not passes.run_pass(clock.now(), held=held):
+            held = lease.current(lease.LEADER)
+            if held is None or not passes.run_pass(held.at, held=held):
                 return
     except DatabaseError as error:
-        log.error(
-            "A pass failed, as the store cannot be used (%s); the next one runs within %g s", error, nodes.reconcile_s
-        )
+        log.error("A pass failed, as the store cannot be used (%s); the next one runs within %g s", error, period_s)
     except Exception:
-        log.exception("A pass failed; the next one runs within %g s", nodes.reconcile_s)
+        log.exception("A pass failed; the next one runs within %g s", period_s)
 
 
 @shared_task(name="nodes.tasks.tidy", ignore_result=True)
@@ -51,12 +67,3 @@ def tidy() -> None:
         log.error("Old rows were not dropped, as the store cannot be used (%s); the next try is within the hour", error)
     except Exception:
         log.exception("Old rows were not dropped; the next try is within the hour")
-
-
-@worker_shutdown.connect  # type: ignore[untyped-decorator]
-def hand_over(**_: object) -> None:
-    """A clean stop lets the next control plane lead at once."""
-    try:
-        lease.release(lease.LEADER)
-    except DatabaseError as error:
-        log.warning("The lead was not handed over (%s); it ends in %g s", error, settings.LLMGW.nodes.lease_ttl_s)

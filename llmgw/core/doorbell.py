@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -51,6 +52,9 @@ class _Bells:
 
 _bells = _Bells()
 _client: redis.Redis | None = None
+_away_until = 0.0
+AWAY_S = 2.0
+"""For so long after Redis did not take a ring no other one is tried, so that its absence holds nobody up."""
 
 
 def ring(topic: str) -> None:
@@ -66,20 +70,28 @@ def ring_here(topic: str) -> None:
 
 
 def _publish(topic: str, url: str) -> None:
-    global _client
+    global _client, _away_until
+    if time.monotonic() < _away_until:
+        return
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
     try:
         if _client is None:
-            _client = redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1)
+            # Tried once more, for a connection that went stale; by itself it would pause for seconds in between.
+            once_more = Retry(NoBackoff(), 1)
+            _client = redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1, retry=once_more)
         _client.publish(PREFIX + topic, b"1")
     except redis.RedisError as error:
+        _away_until = time.monotonic() + AWAY_S
         log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
 
 
 def forget_redis() -> None:
     """Close the connection that rings go out on; the next ring opens one to where the settings point then."""
-    global _client
+    global _client, _away_until
+    _away_until = 0.0
     if _client is not None:
         _client.close()
         _client = None

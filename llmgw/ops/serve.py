@@ -7,6 +7,8 @@ import os
 import socket
 from pathlib import Path
 
+from llmgw.ops import sqlite_store
+
 ROLES = {
     "serve": "gateway,web",
     "gateway": "gateway",
@@ -30,11 +32,12 @@ def run(
     os.environ["DJANGO_SETTINGS_MODULE"] = "llmgw.settings"
     os.environ.setdefault("LLMGW_PROCESS", role)
     settings = current()
-    if role in ("worker", "beat"):
-        return _celery(role)
-    os.environ["LLMGW_ROLES"] = ROLES[role]
-    check_port(settings.listen.host, settings.listen.port)
-    return _uvicorn(settings.listen.host, settings.listen.port, processes)
+    with sqlite_store.claim(settings, role):
+        if role in ("worker", "beat"):
+            return _celery(role)
+        os.environ["LLMGW_ROLES"] = ROLES[role]
+        check_port(settings.listen.host, settings.listen.port)
+        return _uvicorn(settings.listen.host, settings.listen.port, processes)
 
 
 def check_port(host: str, port: int) -> None:
@@ -91,15 +94,16 @@ def _celery(role: str) -> int:
     from celery.platforms import SecurityWarning
 
     from llmgw.celery import app
+    from llmgw.ops import beat
 
     # Jobs are our own JSON messages, never pickles, so running as root adds nothing that root did not have.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    common = ["--loglevel", "WARNING"]
     if role == "beat":
-        app.start(["--quiet", "beat", *common])
-    else:
-        # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
-        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        extra = ["--beat"] if os.environ.get("LLMGW_WORKER_BEAT") == "1" else []
-        app.worker_main(["--quiet", "worker", "--pool", "threads", "--concurrency", "4", *quiet, *extra, *common])
+        return beat.run(app)
+    if os.environ.get("LLMGW_WORKER_BEAT") == "1":
+        beat.beside_worker(app)
+    # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
+    pool = ["--pool", "threads", "--concurrency", "4"]
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
+    app.worker_main(["--quiet", "worker", *pool, *quiet])
     return 0

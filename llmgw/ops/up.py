@@ -83,7 +83,7 @@ class Parts:
                     self.start(part)
                     self.changed()
             elif part.process.poll() is not None:
-                # Children of a killed process (beat of the worker) would go on without it.
+                # Children of a killed process would go on without it.
                 _kill_group(part.process.pid, signal.SIGKILL)
                 part.failures = 1 if now - part.started_at > STEADY_AFTER_S else part.failures + 1
                 pause = min(LONGEST_PAUSE_S, 0.25 * 2 ** (part.failures - 1))

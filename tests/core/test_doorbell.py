@@ -82,3 +82,24 @@ async def test_rings_cross_processes_over_redis_and_its_loss_is_survived(setting
 
 def test_settings_hold_the_typed_tree() -> None:
     assert isinstance(settings.LLMGW, config.Settings)
+
+
+def test_a_redis_that_is_away_is_asked_rarely_and_found_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis_server() as url:
+        monkeypatch.setattr(settings, "LLMGW", settings.LLMGW.model_copy(update={"redis": config.Redis(url=url)}))
+        doorbell.forget_redis()
+        doorbell.ring(doorbell.TABLE)
+        assert caplog.text == ""
+    for _ in range(1000):
+        doorbell.ring(doorbell.TABLE)
+    assert caplog.text.count("Redis did not take a ring") == 1, "each try may take a second"
+    with redis_server() as url, redis.Redis.from_url(url) as client, client.pubsub() as heard:
+        monkeypatch.setattr(settings, "LLMGW", settings.LLMGW.model_copy(update={"redis": config.Redis(url=url)}))
+        doorbell.forget_redis()
+        heard.subscribe(doorbell.PREFIX + doorbell.TABLE)
+        doorbell.ring(doorbell.TABLE)
+        doorbell.forget_redis()
+        kinds = [message["type"] for message in (heard.get_message(timeout=30) for _ in range(2)) if message]
+        assert kinds == ["subscribe", "message"]

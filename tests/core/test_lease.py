@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 
 from llmgw.core import lease
@@ -34,7 +34,9 @@ def test_asking_again_prolongs_it_without_taking_it_anew() -> None:
     first = lease.acquire("leader", ttl_s=10, holder="a")
     before = Lease.objects.get().expires_at
     again = lease.acquire("leader", ttl_s=60, holder="a")
-    assert again == first
+    assert first is not None
+    assert again is not None
+    assert (again.fence, again.turn, again.since) == (first.fence, first.turn, first.since)
     assert Lease.objects.get().expires_at > before
 
 
@@ -83,10 +85,26 @@ def test_given_back_it_can_be_taken_at_once() -> None:
     assert not lease.release("leader", holder="a")
 
 
-def test_prolonging_costs_two_queries(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
+def test_prolonging_costs_two_queries_and_asking_in_vain_one(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
     lease.acquire("leader", ttl_s=10, holder="a")
     with django_assert_num_queries(2):
         lease.acquire("leader", ttl_s=10, holder="a")
+    with django_assert_num_queries(1):
+        lease.acquire("leader", ttl_s=10, holder="b")
+
+
+def test_anybody_may_act_for_its_holder_but_for_one_at_a_time() -> None:
+    """Workers run what the leader enqueues, under the leader's lease."""
+    assert lease.current("leader") is None
+    lease.acquire("leader", ttl_s=10, holder="a")
+    here, there = lease.current("leader"), lease.current("leader")
+    assert here is not None
+    assert there is not None
+    assert here.holder == "a"
+    assert lease.advance(here)
+    assert not lease.advance(there)
+    lease.release("leader", holder="a")
+    assert lease.current("leader") is None
 
 
 def test_times_are_the_databases() -> None:
@@ -100,3 +118,92 @@ def test_times_are_the_databases() -> None:
 def test_a_holder_is_named_by_host_process_and_chance() -> None:
     assert lease.new_holder() != lease.new_holder()
     assert lease.HOLDER.count(":") == 2
+
+
+class Watch:
+    """A monotonic clock that tests turn."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def keeper(watch: Watch, holder: str = "a", ttl_s: float = 10) -> lease.Keeper:
+    return lease.Keeper("leader", ttl_s=ttl_s, holder=holder, monotonic=watch)
+
+
+def test_a_keeper_prolongs_its_lease_and_asks_no_more_often_than_it_must(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
+    watch = Watch()
+    one = keeper(watch)
+    first = one.look()
+    assert first is not None
+    with django_assert_num_queries(0):
+        for _ in range(20):
+            watch.now += 0.1
+            assert one.look() == first
+    watch.now += 2
+    before = Lease.objects.get().expires_at
+    again = one.look()
+    assert again is not None
+    assert again.fence == first.fence
+    assert Lease.objects.get().expires_at > before
+
+
+def test_what_a_dead_keeper_held_is_anothers_within_the_time_to_live() -> None:
+    watch = Watch()
+    one, other = keeper(watch), keeper(watch, "b")
+    assert one.hold_s + other.ask_s <= 10
+    assert one.look()
+    assert other.look() is None
+    let_it_run_out()
+    watch.now += other.ask_s
+    taken = other.look()
+    assert taken is not None
+    assert taken.fence == 2
+
+
+def test_a_keeper_that_stood_still_believes_nothing_when_it_goes_on() -> None:
+    """SIGSTOP for longer than the lease, another takes it, SIGCONT."""
+    watch = Watch()
+    stopped, other = keeper(watch), keeper(watch, "b")
+    assert stopped.look()
+    let_it_run_out()
+    assert other.look()
+    watch.now += 20
+    assert stopped.look() is None
+    assert Lease.objects.get().holder == "b"
+
+
+def test_a_keeper_that_cannot_reach_the_store_holds_on_for_no_longer_than_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch()
+    one = keeper(watch)
+    held = one.look()
+    assert held is not None
+
+    def fail(*_: object, **__: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "acquire", fail)
+        watch.now += 3
+        assert one.look() == held
+        assert isinstance(one.fault, OperationalError)
+        watch.now += 6.1
+        assert one.look() is None
+    watch.now += 0.5
+    assert one.look()
+    assert one.fault is None
+
+
+def test_a_keeper_that_gives_back_leaves_the_lease_free_at_once() -> None:
+    watch = Watch()
+    one = keeper(watch)
+    assert not one.give_back()
+    assert one.look()
+    assert one.give_back()
+    assert keeper(watch, "b").look()
+    assert one.look() is None

@@ -1,0 +1,74 @@
+"""Asking for a pass holds nobody up and survives the queue: one that is away, one that was started again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from django.conf import settings
+
+from llmgw import config
+from llmgw.celery import broker
+from nodes import poke
+from tests.services import free_port, wait_until
+
+app: Celery
+
+
+@pytest.mark.django_db
+def test_a_queue_that_is_started_again_takes_the_next_poke(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    django_capture_on_commit_callbacks: Callable[..., Any],
+) -> None:
+    port = free_port()
+    url = f"redis://127.0.0.1:{port}/0"
+    queue = Celery("poked", set_as_current=False)
+    queue.conf.update(broker(settings.LLMGW.model_copy(update={"redis": config.Redis(url=url)})))
+    monkeypatch.setitem(globals(), "app", queue)
+    monkeypatch.setattr(poke, "APP", f"{__name__}.app")
+
+    def ask() -> None:
+        with django_capture_on_commit_callbacks(execute=True):
+            poke.poke()
+
+    def start() -> subprocess.Popen[bytes]:
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path), "--save", ""]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with redis.Redis(port=port) as client:
+            wait_until("Redis answers", lambda: _pings(client))
+        return process
+
+    def waiting() -> int:
+        with redis.Redis(port=port) as client:
+            return int(client.llen("celery"))  # type: ignore[arg-type]
+
+    first = start()
+    ask()
+    assert waiting() == 1
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    ask()
+    ask()
+    assert caplog.text.count("The queue does not take a pass") == 2
+    again = start()
+    ask()
+    ask()
+    assert waiting() >= 1, "the first one may go into a connection that is gone"
+    again.send_signal(signal.SIGTERM)
+    again.wait()
+    queue.close()
+
+
+def _pings(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
