@@ -72,6 +72,7 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
                 "tenants.context.navigation",
                 "nodes.context.sidebar_counts",
+                "nodes.context.card_quotas",
             ],
         },
     },

@@ -1,4 +1,4 @@
-"""How many of each there are, beside the sidebar's words. Counted only when a whole page is drawn, in one query."""
+"""What pages of other rooms show of the cluster: the sidebar's counts, and the cards that teams hold. Read lazily."""
 
 from __future__ import annotations
 
@@ -10,11 +10,26 @@ from django.utils.functional import SimpleLazyObject
 
 from catalog.models import Model
 from nodes.models import Node, Replica
+from nodes.snapshot import current_summary
+from nodes.totals import QuotaLine
 from tenants.models import User
 
 
 def sidebar_counts(request: HttpRequest) -> dict[str, object]:
+    """How many of each there are, counted only when a whole page is drawn, in one query."""
     return {"counts": SimpleLazyObject(lambda: _counts(getattr(request, "user", None)))}
+
+
+def card_quotas(request: HttpRequest) -> dict[str, object]:
+    """By a team's slug, the cards that its models hold and may hold. Read only where a page shows them."""
+    return {"card_quotas": SimpleLazyObject(_card_quotas)}
+
+
+def _card_quotas() -> dict[str, list[QuotaLine]]:
+    found: dict[str, list[QuotaLine]] = {}
+    for line in current_summary().quotas:
+        found.setdefault(line.team, []).append(line)
+    return found
 
 
 def _counts(user: object) -> dict[str, int]:

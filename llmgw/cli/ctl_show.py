@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,9 @@ def since(text: str | None, now: datetime) -> str:
     return ago(moment(text), now)
 
 
+_CAPACITY = ("total", "used", "starting", "free", "closed", "faulty", "reserved")
+
+
 # --- the summary -----------------------------------------------------------------------------------------------------
 def status(summary: Record) -> None:
     """The dashboard's numbers, in the dashboard's order."""
@@ -90,18 +93,21 @@ def status(summary: Record) -> None:
     line("")
     table(
         "Capacity",
-        ("class", "unit", ">total", ">used", ">starting", ">free", ">faulty", ">reserved", ">nodes"),
+        ("class", "unit", ">total", ">used", ">starting", ">free", ">closed", ">faulty", ">reserved", ">nodes"),
         (
             (
                 each["gpu_class"],
                 each["unit"],
-                *(number(each[key], 1) for key in ("total", "used", "starting", "free", "faulty", "reserved")),
+                *(number(each[key], 1) for key in _CAPACITY),
                 each["nodes"],
             )
             for each in summary["capacity"]
         ),
         "No node has joined. Make a join token: llmgw ctl node-token NAME",
     )
+    if summary["quotas"]:
+        line("")
+        quotas(summary["quotas"], title="Cards of teams")
     line("")
     nodes(summary["nodes"], now, title="Nodes")
     line("")
@@ -113,6 +119,25 @@ def status(summary: Record) -> None:
     line(
         f"Today (UTC): {number(used['requests'])} requests, {number(used['failed'])} failed, "
         f"{number(used['prompt_tokens'])} tokens read, {number(used['completion_tokens'])} written"
+    )
+
+
+def quotas(lines: Iterable[Record], *, title: str = "", empty: str = "") -> None:
+    table(
+        title,
+        ("team", "class", ">held", ">may hold", "models", "note"),
+        (
+            (
+                each["team"],
+                each["gpu_class"],
+                number(each["held"]),
+                "not limited" if each["allowed"] is None else number(each["allowed"]),
+                ", ".join(each["models"]),
+                each["note"],
+            )
+            for each in lines
+        ),
+        empty,
     )
 
 
@@ -163,6 +188,18 @@ def models(lines: Iterable[Record], now: datetime) -> None:
     for each in held:
         for reason in each["why_not"]:
             line(f"  {each['name']}: {reason}")
+        for wait in waits(each, now):
+            line(f"  {each['name']}: {wait}")
+
+
+def waits(model: Record, now: datetime) -> Iterator[str]:
+    """Where a model is left alone after failures, and until when."""
+    for each in model["waits"]:
+        where = f"on node {each['node']}" if each["node"] else "everywhere"
+        at = moment(each["next_try_at"])
+        times = "1 failure" if each["failures"] == 1 else f"{each['failures']} failures in a row"
+        next_try = f"next try {ago(at, now)}, at {at:%H:%M:%S} UTC" if at and at > now else "next try at once"
+        yield f"{each['profile']} waits {where} after {times}, {next_try}: {each['reason']}"
 
 
 def replicas(lines: Iterable[Record], now: datetime, *, title: str = "") -> None:

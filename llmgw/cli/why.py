@@ -108,6 +108,9 @@ def _model(found: Record, now: datetime) -> Iterator[str]:
     if found["next_try_at"]:
         at = ctl_show.moment(found["next_try_at"])
         yield f"  next try {ago(at, now)}" if at and at > now else "  next try at once"
+    if found["waits"]:
+        yield "Where it is left alone after failures:"
+        yield from (f"  {wait}" for wait in ctl_show.waits(found, now))
     if found["why_not"]:
         yield "Where it was not placed:"
         yield from (f"  {reason}" for reason in found["why_not"])

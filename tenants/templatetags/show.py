@@ -96,7 +96,7 @@ def ago(at: datetime | None) -> SafeString | str:
 
 
 @register.filter
-def of(counts: Mapping[str, int], label: str) -> int | None:
+def of(counts: Mapping[str, object], label: str) -> object | None:
     """`counts|of:label`: a look-up by a name that the template itself looks up."""
     return counts.get(label)
 
@@ -132,7 +132,7 @@ class Part(NamedTuple):
 
 @register.inclusion_tag("_bar.html")
 def bar(total: float, **shares: float | None) -> dict[str, object]:
-    """A bar of `total` with a part for each of `used`, `starting`, `faulty`, `reserved`, `warn`."""
+    """A bar of `total` with a part for each of `used`, `starting`, `closed`, `faulty`, `reserved`, `warn`."""
     parts, start = [], 0.0
     for kind, value in shares.items():
         width = 100 * min(max(value or 0, 0) / total, 1) if total else 0

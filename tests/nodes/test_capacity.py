@@ -283,6 +283,40 @@ def test_nothing_makes_way_where_a_quota_would_need_more_than_one_place_cleared(
     assert preempted(replicas, mine, high, nodes=nodes, quotas={"t": {"h100-80g": 2}}) == []
 
 
+def test_no_model_takes_the_place_of_its_own_replicas() -> None:
+    """One replica less and one more would leave it as short as before, and cost what it serves."""
+    profiles = tuple(
+        replace(SPOT.profiles[0], name=name, capacity_class=name, priority=priority)
+        for name, priority in (("guaranteed", 1), ("spot", 0))
+    )
+    model = replace(SPOT, name="both", profiles=profiles, scaling=spec.Scaling(2, 2))
+    digest = profile_digest(model, profiles[1])
+    on_spot = replace(serving(SPOT, "one-0"), model="both", profile="spot", profile_digest=digest)
+    assert preempted((on_spot,), model, cards=1) == []
+
+
+def test_a_changed_profile_is_swapped_where_the_quota_has_no_room_for_both() -> None:
+    old = replace(a_model("chat", least=1, cards=2), team="t")
+    world = Simulation(Cluster(nodes=(machine("one", cards=8),), models=(old,), quotas={"t": {"h100-80g": 2}}))
+    world.run(60)
+    [before] = world.ready("chat")
+    world.change(replace(old, profiles=(replace(old.profiles[0], args=("--new",)),)))
+    world.run(300)
+    [after] = world.ready("chat")
+    assert after.profile_digest != before.profile_digest
+    assert world.count(Start, "chat") == 2
+
+
+def test_a_lowered_quota_stops_nothing_that_runs() -> None:
+    chat = replace(a_model("chat", least=1, cards=2), team="t")
+    world = Simulation(Cluster(nodes=(machine("one", cards=8),), models=(chat,), quotas={"t": {"h100-80g": 2}}))
+    world.run(60)
+    world.cluster = replace(world.cluster, quotas={"t": {"h100-80g": 0}})
+    world.run(600, step=30)
+    assert len(world.ready("chat")) == 1
+    assert world.count(Start, "chat") == 1
+
+
 def test_nothing_is_evicted_for_a_team_that_may_hold_no_more() -> None:
     wanted = replace(WANTED, team="t")
     assert evicted(serving(OLD, "one-0"), models=(OLD, wanted), quotas={"t": {"h100-80g": 0}}) == []

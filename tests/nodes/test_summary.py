@@ -13,7 +13,7 @@ from catalog import spec
 from nodes import snapshot
 from nodes.models import ReplicaLoad
 from nodes.state import Backoff, Cluster, Load, Shard, Status, TurnedDown, in_words
-from nodes.summary import Alert, ModelLine, Summary, UsageLine, summarise
+from nodes.summary import Alert, ModelLine, Summary, UsageLine, WaitLine, summarise
 from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
 from tests.factories import make_model, make_node, make_replica
@@ -152,6 +152,32 @@ def test_alerts_name_what_needs_a_person() -> None:
     assert nowhere.text == "m finds no place: good (cpu): is cordoned"
     [short] = summed(models=(replace(MODEL, scaling=spec.Scaling(2, 2)),), replicas=(SERVING,)).alerts
     assert short.text == "m: 1 of 2 replicas are ready"
+
+
+def test_a_model_says_where_it_is_left_alone_and_until_when() -> None:
+    here = replace(HELD, node="good", failures=1, next_try_at=NOW + timedelta(seconds=2))
+    over = replace(HELD, profile="other", next_try_at=NOW)
+    found = line(backoffs=(HELD, here, over))
+    assert found.waits == (
+        WaitLine("cpu", "good", 1, NOW + timedelta(seconds=2), "out of memory"),
+        WaitLine("cpu", "", 3, NOW + timedelta(seconds=8), "out of memory"),
+    )
+    assert found.next_try_at == NOW + timedelta(seconds=2)
+
+
+def test_a_replica_names_the_ranks_that_wait_for_their_leader() -> None:
+    shards = (Shard("good", note="starts"), Shard("b", 1, "waiting"), Shard("c", 2, "waiting"))
+    starting = replace(SERVING, state="starting", shards=shards)
+    note = "starts; rank 1 on b, 2 on c waiting until rank 0 listens"
+    assert summed(replicas=(starting,)).replicas[0].note == note
+
+
+def test_a_model_whose_team_there_is_not_needs_a_person() -> None:
+    stray = replace(MODEL, team="gone")
+    [alert] = summed(models=(stray,), replicas=(SERVING,), quotas={"red": {}}).alerts
+    assert alert.text == "m names the team gone, which there is not: no quota binds it. Correct its team."
+    assert not summed(models=(stray,), replicas=(SERVING,), quotas={"gone": {}}).alerts
+    assert summed(models=(stray,)).models[0].team == "gone"
 
 
 @pytest.mark.django_db
