@@ -6,16 +6,23 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus, WebSocketException
+from websockets.exceptions import (
+    ConnectionClosedError,
+    ConnectionClosedOK,
+    InvalidMessage,
+    InvalidStatus,
+    WebSocketException,
+)
 from websockets.frames import CloseCode
 
-from agent import join_token, protocol
+from agent import join_token, protocol, tls
 from agent.backoff import Backoff
 from agent.config import AgentSettings, stream_url
 from agent.protocol import Ack, Command, Heartbeat, Refused, Register, ShardStatus, Up, Welcome
@@ -72,7 +79,7 @@ class Session:
         self._outbox: asyncio.Queue[Up] | None = None
         self._socket: ClientConnection | None = None
         self._welcomed_at: float | None = None
-        self._warned = ""
+        self._warned: dict[str, str] = {}
 
     def publish(self, status: ShardStatus) -> None:
         """Send a transition; without a stream it is not kept, because every register tells the whole truth anew."""
@@ -119,10 +126,12 @@ class Session:
 
     async def _stream(self, address: str) -> None:
         """One connection from opening to its end, which is always an _Ended."""
+        url = stream_url(address)
         try:
             opening = connect(
-                stream_url(address),
+                url,
                 additional_headers=self._headers(),
+                ssl=self._tls() if url.startswith("wss:") else None,
                 open_timeout=OPEN_S,
                 close_timeout=CLOSE_S,
                 max_size=protocol.MAX_MESSAGE_BYTES,
@@ -140,10 +149,14 @@ class Session:
             raise _Ended(f"broken ({_why(closed)})", reached=closed.rcvd is not None) from None
         except TimeoutError:
             raise _Ended("no answer in time", reached=False) from None
+        except ssl.SSLError as error:
+            raise _Ended(tls.why(error)) from None
         except OSError as error:
             raise _Ended(f"cannot connect: {error.strerror or error}", reached=False) from None
         except WebSocketException as error:
-            raise _Ended(f"not an llmgw control plane: {error}") from None
+            # With TLS 1.3 a client hears after the handshake that its certificate is not taken, if it hears it at all.
+            silent = isinstance(error, InvalidMessage) and url.startswith("wss:")
+            raise _Ended(tls.REFUSED if silent else f"not an llmgw control plane: {error}") from None
 
     async def _speak(self, socket: ClientConnection, address: str) -> None:
         outbox: asyncio.Queue[Up] = asyncio.Queue(OUTBOX)
@@ -231,10 +244,22 @@ class Session:
             token, warning = join_token.read(path, node=self._settings.node)
         except join_token.TokenError as error:
             raise _Ended(str(error)) from None
-        if warning and warning != self._warned:
-            log.warning("token_file %s", warning)
-        self._warned = warning
+        self._warn("token_file", warning)
         return {"Authorization": f"Bearer {token}"}
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context, warning = tls.context(self._settings)
+        except tls.TlsError as error:
+            raise _Ended(str(error)) from None
+        self._warn("key_file", warning)
+        return context
+
+    def _warn(self, setting: str, text: str) -> None:
+        """Once, until it is over."""
+        if text and text != self._warned.get(setting):
+            log.warning("%s %s", setting, text)
+        self._warned[setting] = text
 
 
 class _Numbered(msgspec.Struct):

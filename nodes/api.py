@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from django.db import transaction
 from django.db.models import QuerySet
 from django.urls import path
 from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
@@ -13,13 +14,13 @@ from rest_framework import generics, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from nodes import actions, snapshot
-from nodes.models import Event, Node, Replica, Shard
+from catalog.spec import ENGINES
+from nodes import actions, identity, keeping, labels, snapshot
+from nodes.models import Certificate, Command, Event, Node, Replica, Shard
+from nodes.names import NODE_NAME
 from nodes.summary import Summary
-from tenants.api_rules import Refused, actor, one, word
+from tenants.api_rules import Refused, actor, body, one, word
 from tenants.api_views import OperatorView
-
-_NODE_NAME = re.compile(r"\A[A-Za-z0-9](?:[A-Za-z0-9._-]{0,118}[A-Za-z0-9])?\Z")
 
 
 class NodeSerializer(serializers.ModelSerializer[Node]):
@@ -38,7 +39,7 @@ class NodeLineSerializer(serializers.ModelSerializer[Node]):
 
 class NewNodeSerializer(serializers.Serializer[Node]):
     name = serializers.RegexField(
-        _NODE_NAME, max_length=120, error_messages={"invalid": "Write letters, digits, - . and _ only."}
+        NODE_NAME, max_length=120, error_messages={"invalid": "Write letters, digits, - . and _ only."}
     )
 
 
@@ -69,11 +70,59 @@ class Nodes(generics.ListAPIView[Node], OperatorView):
         return Response({"node": NodeSerializer(node).data, "join_token": secret}, status=status.HTTP_201_CREATED)
 
 
+class NodeChangeSerializer(serializers.Serializer[Node]):
+    """What operators set for a node; what is left out stays."""
+
+    labels = serializers.DictField(
+        child=serializers.CharField(allow_null=True, allow_blank=True, trim_whitespace=False),
+        required=False,
+        help_text="Set by name; null takes one away. They win over those of its agent.yaml.",
+    )
+    reserved_cores = serializers.FloatField(required=False, help_text="CPU cores that no replica is counted on.")
+    disabled_engines = serializers.ListField(
+        child=serializers.CharField(), required=False, help_text="Engines of which it gets no new replicas."
+    )
+
+
 class NodeDetail(generics.RetrieveAPIView[Node], OperatorView):
     serializer_class = NodeSerializer
 
     def get_queryset(self) -> QuerySet[Node]:
         return Node.objects.all()
+
+    @extend_schema(request=NodeChangeSerializer, responses=NodeSerializer)
+    def patch(self, request: Request, pk: str) -> Response:
+        """Change labels, reserved cores or disabled engines: all of it, or nothing."""
+        wanted = NodeChangeSerializer(data=request.data)
+        wanted.is_valid(raise_exception=True)
+        node, by, told = one(Node.objects.all(), pk=pk), actor(request), wanted.validated_data
+        try:
+            with transaction.atomic():
+                if "labels" in told:
+                    keeping.label_node(node=node, change=told["labels"], actor=by)
+                if "reserved_cores" in told:
+                    keeping.reserve_cores(node=node, cores=told["reserved_cores"], actor=by)
+                if "disabled_engines" in told:
+                    keeping.disable_engines(node=node, engines=told["disabled_engines"], actor=by)
+        except labels.LabelFault as fault:
+            raise Refused(str(fault), code="invalid", fields={"labels": [str(fault)]}) from None
+        except keeping.NotKept as fault:
+            raise Refused(str(fault), code="invalid") from None
+        node.refresh_from_db()
+        return Response(NodeSerializer(node).data)
+
+    @extend_schema(
+        parameters=[OpenApiParameter("force", bool, description="Also a node that is not lost; its engines run on.")],
+        responses={204: None},
+    )
+    def delete(self, request: Request, pk: str) -> Response:
+        """Forget a lost node at once, with its token and certificates."""
+        node = one(Node.objects.all(), pk=pk)
+        try:
+            actions.remove_node(node=node, actor=actor(request), force=word(request, "force") == "true")
+        except actions.NodeInUse as in_use:
+            raise Refused(str(in_use), code="in_use", status_code=status.HTTP_409_CONFLICT) from None
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class NodeToken(OperatorView):
@@ -104,6 +153,80 @@ class NodeUncordon(OperatorView):
         """Replicas may be placed there again, also after a drain."""
         node = one(Node.objects.all(), pk=pk)
         actions.uncordon_node(node=node, actor=actor(request))
+        node.refresh_from_db()
+        return Response(NodeSerializer(node).data)
+
+
+class NodeDrain(OperatorView):
+    @extend_schema(request=None, responses=NodeSerializer)
+    def post(self, request: Request, pk: str) -> Response:
+        """Its replicas move elsewhere, new ones first where there is room. Again changes nothing."""
+        node = one(Node.objects.all(), pk=pk)
+        actions.drain_node(node=node, actor=actor(request))
+        node.refresh_from_db()
+        return Response(NodeSerializer(node).data)
+
+
+_SENT = {202: inline_serializer("SentCommand", {"command": serializers.IntegerField()})}
+
+
+class NodeFetch(OperatorView):
+    @extend_schema(
+        request=inline_serializer("WantedWeights", {"source": serializers.CharField(max_length=keeping.MAX_SOURCE)}),
+        responses=_SENT,
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        """Bring weights onto a node before a replica needs them; its timeline says when they are there."""
+        node = one(Node.objects.all(), pk=pk)
+        return _sent(lambda: keeping.fetch_ahead(node=node, source=_text(request, "source"), actor=actor(request)))
+
+
+class NodeInstall(OperatorView):
+    @extend_schema(
+        request=inline_serializer("WantedEngine", {"engine": serializers.ChoiceField(ENGINES)}),
+        responses=_SENT,
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        """Install an engine on a node before a replica needs it; its timeline says when it is there."""
+        node = one(Node.objects.all(), pk=pk)
+        return _sent(lambda: keeping.install_ahead(node=node, engine=_text(request, "engine"), actor=actor(request)))
+
+
+def _sent(send: Callable[[], Command]) -> Response:
+    try:
+        return Response({"command": send().pk}, status=status.HTTP_202_ACCEPTED)
+    except keeping.NotKept as fault:
+        raise Refused(str(fault), code="invalid") from None
+
+
+def _text(request: Request, name: str) -> str:
+    value = body(request).get(name)
+    return value if isinstance(value, str) else ""
+
+
+# --- certificates ----------------------------------------------------------------------------------------------------
+class CertificateSerializer(serializers.ModelSerializer[Certificate]):
+    """What proves a node's agent until it expires or is revoked."""
+
+    class Meta:
+        model = Certificate
+        fields = ["serial", "node", "made_at", "made_by", "expires_at"]
+
+
+class Certificates(generics.ListAPIView[Certificate], OperatorView):
+    serializer_class = CertificateSerializer
+    ascending = True
+
+    def get_queryset(self) -> QuerySet[Certificate]:
+        return Certificate.objects.all()
+
+
+class NodeCertificatesRevoked(OperatorView):
+    @extend_schema(request=None, responses=NodeSerializer)
+    def post(self, request: Request, pk: str) -> Response:
+        """Void a node's certificates; its stream ends at once. The node and its engines stay."""
+        node = one(Node.objects.all(), pk=pk)
+        identity.revoke_certificates(node=node, actor=actor(request))
         node.refresh_from_db()
         return Response(NodeSerializer(node).data)
 
@@ -220,6 +343,11 @@ urlpatterns = [
     path("nodes/<str:pk>/token", NodeToken.as_view(), name="api-node-token"),
     path("nodes/<str:pk>/cordon", NodeCordon.as_view(), name="api-node-cordon"),
     path("nodes/<str:pk>/uncordon", NodeUncordon.as_view(), name="api-node-uncordon"),
+    path("nodes/<str:pk>/drain", NodeDrain.as_view(), name="api-node-drain"),
+    path("nodes/<str:pk>/fetch", NodeFetch.as_view(), name="api-node-fetch"),
+    path("nodes/<str:pk>/install", NodeInstall.as_view(), name="api-node-install"),
+    path("nodes/<str:pk>/revoke-certificates", NodeCertificatesRevoked.as_view(), name="api-node-revoke-certificates"),
+    path("certificates", Certificates.as_view(), name="api-certificates"),
     path("replicas", Replicas.as_view(), name="api-replicas"),
     path("replicas/<path:name>", ReplicaDetail.as_view(), name="api-replica"),
     path("events", Events.as_view(), name="api-events"),

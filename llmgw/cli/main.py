@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.errors import ConfigError
-from llmgw.cli import ctl, ctl_limits, ctl_requests
+from llmgw.cli import ctl, ctl_limits, ctl_nodes, ctl_requests, node
 from llmgw.cli.why import why
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ server = typer.Typer(help="Run the control plane's processes one by one.", no_ar
 app.add_typer(server, name="server")
 for command in (ctl_requests.usage, ctl_requests.requests):
     ctl.app.command()(command)
+for act in ctl_nodes.COMMANDS:
+    ctl.app.command()(act)
+ctl.app.add_typer(ctl_nodes.certificates_app, name="cert")
+app.add_typer(node.app, name="node")
+server.command()(node.ca)
 for name, group in (
     ("limits", ctl_limits.limits_app),
     ("budgets", ctl_limits.budgets_app),
@@ -65,10 +70,10 @@ def migrate(config: Config = None) -> None:
 
 @server.command()
 def run(
-    role: Annotated[str, typer.Argument(help="serve (gateway and web), gateway, web, worker or beat")],
+    role: Annotated[str, typer.Argument(help="serve (gateway and web), gateway, web, agents, worker or beat")],
     config: Config = None,
-    host: Annotated[str | None, typer.Option(help="Overrides listen.host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Overrides listen.port.")] = None,
+    host: Annotated[str | None, typer.Option(help="Overrides listen.host (agents: agents.host).")] = None,
+    port: Annotated[int | None, typer.Option(help="Overrides listen.port (agents: agents.port).")] = None,
     processes: Annotated[int, typer.Option(min=1, max=64, help="How many processes share the port.")] = 1,
 ) -> None:
     """Run one of the control plane's processes in the foreground."""

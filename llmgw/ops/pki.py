@@ -7,6 +7,7 @@ but by what says more names.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -130,6 +131,13 @@ def serve_names(authority: Authority, names: Iterable[str]) -> tuple[tuple[str, 
     write_private(authority.directory / SERVER_KEY, issued.key)
     write_private(path, issued.certificate)
     return wanted, True
+
+
+def check_server_files(directory: Path) -> None:
+    """Raises ConfigError when what the listener shows and trusts is not there."""
+    for name in (CA_CERT, SERVER_CERT, SERVER_KEY):
+        if not os.access(directory / name, os.R_OK):
+            raise ConfigError(f"{directory / name} is not there, or cannot be read. Make it: llmgw server ca")
 
 
 def names_here(host: str) -> tuple[str, ...]:

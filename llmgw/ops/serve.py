@@ -5,14 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmgw.ops import sqlite_store
+
+if TYPE_CHECKING:
+    from llmgw.config import Settings
 
 ROLES = {
     "serve": "gateway,web",
     "gateway": "gateway",
     "web": "web",
+    "agents": "agents",
     "worker": "",
     "beat": "",
 }
@@ -26,7 +33,8 @@ def run(
 
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}. Known: {', '.join(ROLES)}.")
-    for name, value in (("LLMGW_CONFIG", config), ("LLMGW_LISTEN__HOST", host), ("LLMGW_LISTEN__PORT", port)):
+    listener = "LLMGW_AGENTS" if role == "agents" else "LLMGW_LISTEN"
+    for name, value in (("LLMGW_CONFIG", config), (f"{listener}__HOST", host), (f"{listener}__PORT", port)):
         if value is not None:
             os.environ[name] = str(value)
     os.environ["DJANGO_SETTINGS_MODULE"] = "llmgw.settings"
@@ -36,6 +44,10 @@ def run(
         if role in ("worker", "beat"):
             return _celery(role)
         os.environ["LLMGW_ROLES"] = ROLES[role]
+        if role == "agents":
+            return _agents(settings)
+        if "web" in ROLES[role] and (warning := exposed_to(settings)):
+            print(f"llmgw: {warning}", file=sys.stderr)
         check_port(settings.listen.host, settings.listen.port)
         return _uvicorn(settings.listen.host, settings.listen.port, processes)
 
@@ -85,6 +97,54 @@ def _uvicorn(host: str, port: int, processes: int) -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
     )
+    return 0
+
+
+def exposed_to(settings: Settings) -> str:
+    """Who else hears agents' join tokens; empty when nobody should."""
+    from nodes.exposure import exposed
+
+    return exposed(settings.listen.host, settings.listen.port, join_tokens=settings.agents.join_tokens)
+
+
+def _agents(settings: Settings) -> int:
+    """The listener that demands certificates. Raises ConfigError while there is none of its own to show."""
+    import uvicorn
+
+    from agent import protocol
+    from llmgw.config import ConfigError
+    from llmgw.ops import pki
+
+    host, port = settings.agents.host, settings.agents.port
+    if port is None:
+        raise ConfigError("agents.port is not set, so nothing listens for agents. Set it, or name one: --port 8444.")
+    pki.check_server_files(settings.authority_dir)
+    check_port(host, port)
+    directory = settings.authority_dir
+    config = uvicorn.Config(
+        "llmgw.agents_asgi:application",
+        host=host,
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        ws="nodes.certified:CertifiedStream",
+        ws_max_size=protocol.MAX_MESSAGE_BYTES,
+        ssl_certfile=directory / pki.SERVER_CERT,
+        ssl_keyfile=directory / pki.SERVER_KEY,
+        ssl_ca_certs=str(directory / pki.CA_CERT),
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_graceful_shutdown=10,
+    )
+    config.load()
+    assert config.ssl is not None
+    config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    uvicorn.Server(config).run()
     return 0
 
 

@@ -120,6 +120,10 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
     refuse_second(settings.data_dir)
     serve.check_port(settings.listen.host, settings.listen.port)
     prepare.check_data_dir(settings.data_dir)
+    if settings.agents.port is not None:
+        from llmgw.ops import pki
+
+        pki.check_server_files(settings.authority_dir)
     if not (settings.data_dir / "agent").exists():
         need_space(settings.data_dir, shutil.disk_usage(settings.data_dir).free)
     if bootstrap_file is not None:
@@ -146,8 +150,10 @@ def _parts(agent_file: Path, settings: Settings) -> list[Part]:
 
     agent = part("agent", "agent", "--config", str(agent_file))
     agent.waits_for = lambda: _answers(settings, "/health")
+    certified = [part("agents", "server", "run", "agents")] if settings.agents.port is not None else []
     return [
         part("serve", "server", "run", "serve"),
+        *certified,
         part("worker", "server", "run", "worker", LLMGW_WORKER_BEAT="1"),
         agent,
     ]

@@ -6,7 +6,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from nodes import actions, identity, snapshot
+from nodes import identity, snapshot
 from nodes.models import Event, Node
 from nodes.summary import Summary
 from tenants.keys import digest
