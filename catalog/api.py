@@ -211,9 +211,8 @@ class Adapters(OperatorView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Take one from the model; other adapters and the model itself go on being served."""
+        _model(name)
         adapter = request.query_params.get("adapter", "")
-        if adapter not in [each.name for each in _model(name).adapters]:
-            raise Http404
         return _tried(lambda: actions.remove_adapter(model=name, name=adapter, actor=actor(request)))
 
 

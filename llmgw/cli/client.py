@@ -26,6 +26,7 @@ TIMEOUT_S = 30.0
 CTL_FILE = "ctl.json"
 _NAMED = {
     "nodes": ("node", "llmgw ctl nodes"),
+    "models": ("model", "llmgw ctl models"),
     "catalog/versions": ("catalog version", "llmgw ctl models versions"),
     "keys": ("key", "llmgw ctl keys list"),
     "budgets": ("budget", "llmgw ctl budgets list"),

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from agent.errors import ConfigError
-from llmgw.cli import ctl, ctl_limits, ctl_nodes, ctl_requests, node
+from llmgw.cli import ctl, ctl_limits, ctl_nodes, ctl_quota, ctl_requests, node
+from llmgw.cli.ctl_models import model_app
 from llmgw.cli.why import why
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ ctl.app.add_typer(ctl_nodes.certificates_app, name="cert")
 app.add_typer(node.app, name="node")
 server.command()(node.ca)
 for name, group in (
+    ("model", model_app),
     ("limits", ctl_limits.limits_app),
     ("budgets", ctl_limits.budgets_app),
     ("prices", ctl_limits.prices_app),
