@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from agent import builds, sources
 from agent.engines import ENGINES, ranks
@@ -102,7 +103,7 @@ def _cards_refusal(spec: ShardSpec, engine: Engine, host: Host) -> str | None:
 
 def _values(args: tuple[str, ...], flags: tuple[str, ...]) -> Iterator[str]:
     """What `args` give for any of `flags`, as `--flag value` or `--flag=value`."""
-    for arg, following in zip(args, (*args[1:], ""), strict=True):
+    for arg, following in pairwise((*args, "")):
         flag, equals, value = arg.partition("=")
         if flag in flags:
             yield value if equals else following

@@ -21,6 +21,7 @@ from agent.shards import (
     Gone,
     Installed,
     Launched,
+    Listening,
     Probed,
     Progressed,
     Shard,
@@ -160,10 +161,81 @@ def test_an_adopted_shard_goes_on_where_it_was(state: State) -> None:
     assert (late.state == "stopping") is (state != "ready")
 
 
+# --- ranks on several nodes ------------------------------------------------------------------------------------------
+LEADER = spec("/m.gguf", nodes=2, startup_timeout_s=10)
+WORKER = spec("/m.gguf", nodes=2, rank=1, startup_timeout_s=10)
+
+
+def begun(shard: Shard, awaits: int | None = None) -> tuple[Shard, tuple[Effect, ...]]:
+    for event in (Asked(), Fetched(installed=True)):
+        shard, _ = step(shard, event, 0.0)
+    return step(shard, Launched(7, 21000, awaits), 0.0)
+
+
+def test_a_leader_says_once_where_it_listens_for_the_others() -> None:
+    leader, _ = begun(Shard(LEADER), awaits=21001)
+    assert (leader.status().port, leader.status().rendezvous) == (21000, None)
+    leader, effects = step(leader, Listening(), 0.0)
+    assert effects == (Effect.PUBLISH,)
+    assert (leader.state, leader.status().rendezvous) == ("starting", 21001)
+    assert step(leader, Listening(), 0.0) == (leader, ())
+    stopping, _ = step(leader, StopAsked(5), 0.0)
+    assert step(stopping, Gone(), 0.0)[0].status().rendezvous is None
+
+
+def test_a_shard_that_awaits_nobody_never_listens_for_anybody() -> None:
+    alone, _ = after(*STARTED)
+    assert step(alone, Listening(), 0.0) == (alone, ())
+
+
+def test_a_worker_is_ready_when_it_runs_is_never_asked_and_is_no_endpoint() -> None:
+    worker, effects = begun(Shard(WORKER, serves=False))
+    assert (worker.state, effects) == ("ready", (Effect.PUBLISH,))
+    assert (worker.status().port, worker.status().pid) == (None, 7)
+    for at in (0.0, 1e6):
+        assert step(worker, Tick(), at) == (worker, ())
+    assert step(worker, Exited("killed by signal 9"), 1e6)[1] == (Effect.PUBLISH, Effect.KILL)
+
+
+def test_a_worker_that_is_to_stop_gives_the_leader_half_of_the_time_first() -> None:
+    worker, _ = begun(Shard(WORKER, serves=False))
+    stopping, effects = step(worker, StopAsked(10), 0.0)
+    assert (stopping.state, effects) == ("stopping", (Effect.PUBLISH,))
+    assert step(stopping, Gone(), 1.0)[0].state == "stopped"  # it ended with the leader
+    assert step(stopping, Tick(), 4.9)[1] == ()
+    told, effects = step(stopping, Tick(), 5.0)
+    assert effects == (Effect.TERMINATE,)
+    assert step(told, Tick(), 5.1)[1] == ()
+    assert step(told, Tick(), 10.0)[1] == (Effect.KILL,)
+
+
+def test_a_worker_that_is_hurried_waits_less_and_one_killed_first_is_not_told_any_more() -> None:
+    worker, _ = begun(Shard(WORKER, serves=False))
+    stopping, _ = step(worker, StopAsked(60), 0.0)
+    hurried, _ = step(stopping, StopAsked(2), 1.0)
+    assert step(hurried, Tick(), 2.0)[1] == (Effect.TERMINATE,)
+    killed, effects = step(hurried, Tick(), 3.0)
+    assert effects == (Effect.KILL,)
+    assert step(killed, Tick(), 3.1)[1] == ()
+
+
+def test_a_worker_that_does_not_run_yet_is_stopped_at_once() -> None:
+    worker, _ = step(step(Shard(WORKER, serves=False), Asked(), 0.0)[0], Fetched(installed=True), 0.0)
+    assert step(worker, StopAsked(10), 0.0)[1] == (Effect.PUBLISH, Effect.TERMINATE)
+
+
+def test_adopted_ranks_go_on_where_they_were() -> None:
+    leader = shards.adopt(LEADER, "loading", pid=7, port=21000, now=0.0, awaits=21001, listens=True)
+    assert leader.status().rendezvous == 21001
+    worker = shards.adopt(WORKER, "starting", pid=7, port=21000, now=0.0, serves=False)
+    assert (worker.state, worker.deadline, worker.status().port) == ("ready", None, None)
+
+
 def events() -> st.SearchStrategy[Event]:
     times = st.floats(0, 100)
     return st.one_of(
         st.sampled_from([Asked(), Fetched(), Fetched(installed=True), Installed(), Launched(7, 21000), Gone(), Tick()]),
+        st.sampled_from([Launched(7, 21000, awaits=21001), Listening()]),
         st.builds(Broke, st.just("broke")),
         st.builds(Exited, st.just("exited")),
         st.builds(StopAsked, times),
@@ -172,9 +244,14 @@ def events() -> st.SearchStrategy[Event]:
     )
 
 
-@given(st.lists(st.tuples(events(), st.floats(0, 20)), max_size=40))
-def test_whatever_happens_a_shard_ends_once_and_gives_everything_back_once(script: list[tuple[Event, float]]) -> None:
-    shard, now, released, said = Shard(SPEC), 0.0, 0, [("fetching", "")]
+@given(
+    st.sampled_from([Shard(SPEC), Shard(LEADER), Shard(WORKER, serves=False)]),
+    st.lists(st.tuples(events(), st.floats(0, 20)), max_size=40),
+)
+def test_whatever_happens_a_shard_ends_once_and_gives_everything_back_once(
+    shard: Shard, script: list[tuple[Event, float]]
+) -> None:
+    now, released, said = 0.0, 0, [("fetching", "")]
     for event, wait in [*script, (StopAsked(1), 0.0), (Gone(), 0.0), (StopAsked(1), 0.0), (Gone(), 0.0)]:
         now += wait
         before = shard
