@@ -1,0 +1,28 @@
+"""Pages of machines with cards and networks in a real Chromium, wide and narrow."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.pages import machines, rows
+from tests.pages.conftest import look
+from tests.pages.test_browser import come_in
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def test_machines_and_fabrics_fit_any_screen(page: Page) -> None:
+    operator = rows.make_operator()
+    come_in(page, operator)
+    page.goto("/fabrics/")
+    look(page, "fabrics-0")
+    machines.make_fleet()
+    for name in ("nodes", "nodes/gpu-02", "nodes/gpu-04", "nodes/cpu-01", "fabrics", "replicas", "replicas/deepseek-1"):
+        page.goto(f"/{name}/")
+        look(page, f"machines-{name.replace('/', '-')}")
+    page.goto("/nodes/gpu-02/")
+    page.get_by_role("link", name="Fabrics", exact=True).click()
+    expect(page.get_by_role("heading", name="Fabrics", level=1)).to_be_visible()
+    page.get_by_role("link", name="in no fabric").click()
+    expect(page.get_by_text("network 10.0.0.0/24 on ens1f0np0").first).to_be_visible()
