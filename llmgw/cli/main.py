@@ -35,6 +35,7 @@ for name, group in (
     ("limits", ctl_limits.limits_app),
     ("budgets", ctl_limits.budgets_app),
     ("prices", ctl_limits.prices_app),
+    ("quota", ctl_quota.quota_app),
 ):
     ctl.app.add_typer(group, name=name)
 app.add_typer(ctl.app, name="ctl")
