@@ -9,6 +9,7 @@ STUB_LOAD_S is how long loading takes, STUB_ADAPTER_S an adapter's, STUB_TOKEN_S
   deaf     ignore SIGTERM
   orphans  leave a child in its process group that outlives it
 Ranks of one replica (`--nnodes`) meet at the master's port: rank 0 is ready once all are there, the others end with it.
+Over Ray it is ready once the cluster at RAY_ADDRESS (stub_ray.py) has the cards for it, and ends with any of its nodes.
 """
 
 from __future__ import annotations
@@ -28,35 +29,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from acting import JOIN_S, await_ranks, check_cards, check_network, fail, join, note, pause
 
 FAILURES = set(filter(None, os.environ.get("STUB_FAIL", "").split(",")))
 TOKEN_S = float(os.environ.get("STUB_TOKEN_S", "0"))
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 RUNTIME = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
 TOKENS = 8
-JOIN_S = 60.0
-_never = threading.Event()
-
-
-def pause(seconds: float) -> None:
-    """Nobody sets it: this only lets time pass."""
-    if seconds:
-        _never.wait(seconds)
-
-
-def fail(message: str, status: int = 1) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
-    os._exit(status)
-
-
-_events = threading.Lock()
-
-
-def note(event: str, **told: Any) -> None:
-    if path := os.environ.get("STUB_EVENTS"):
-        with _events, open(path, "a") as file:
-            file.write(json.dumps({"event": event, **told}) + "\n")
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------
@@ -129,49 +110,42 @@ def check(flags: argparse.Namespace) -> None:
         fail("ValueError: VLLM_ALLOW_RUNTIME_LORA_UPDATING cannot be used with api_server_count > 1")
     if "://" in os.environ.get("VLLM_PORT", ""):
         fail(f"ValueError: VLLM_PORT '{os.environ['VLLM_PORT']}' appears to be a URI")
+    check_network()
 
 
 # --- ranks of one replica --------------------------------------------------------------------------------------------
 def meet(flags: argparse.Namespace) -> None:
     """Rank 0 returns once every other rank is there; another one ends when rank 0 does."""
+    if flags.distributed_executor_backend == "ray":
+        return _over_ray(flags.tensor_parallel_size * flags.pipeline_parallel_size)
+    check_cards(flags.tensor_parallel_size * flags.pipeline_parallel_size // flags.nnodes)
+    place = (flags.master_addr, flags.master_port)
     if flags.node_rank:
-        _join(flags)
-    if flags.nnodes == 1:
-        return
-    with socket.create_server((flags.master_addr, flags.master_port)) as server:
-        server.settimeout(JOIN_S)
-        joined: dict[int, socket.socket] = {}
-        try:
-            while len(joined) < flags.nnodes - 1:
-                link, _ = server.accept()
-                joined[int(link.recv(16))] = link
-        except TimeoutError:
-            fail(f"RuntimeError: {flags.nnodes - 1 - len(joined)} ranks did not join within {JOIN_S:g} s")
-    note("joined", ranks=sorted(joined))
-    for link in joined.values():
-        threading.Thread(target=_watch, args=(link,), daemon=True).start()
+        join(place, flags.node_rank)
+        fail("RuntimeError: rank 0 is gone")
+    if flags.nnodes > 1:
+        await_ranks(place, flags.nnodes - 1, lambda: fail("RuntimeError: a worker rank is gone"))
+    return None
 
 
-def _watch(link: socket.socket) -> None:
-    if not link.recv(16):
-        fail("RuntimeError: a worker rank is gone")
-
-
-def _join(flags: argparse.Namespace) -> NoReturn:
-    end = time.monotonic() + JOIN_S
-    while True:
-        try:
-            link = socket.create_connection((flags.master_addr, flags.master_port), timeout=5)
-            break
-        except OSError as error:
-            if time.monotonic() > end:
-                fail(f"RuntimeError: no rank 0 at {flags.master_addr}:{flags.master_port}: {error}")
-            pause(0.1)
+def _over_ray(cards: int) -> None:
+    host, _, port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
+    try:
+        link = socket.create_connection((host, int(port)), timeout=JOIN_S)
+        link.sendall(json.dumps({"cards": cards}).encode() + b"\n")
+        told = link.makefile("rb")
+        if not told.readline():
+            fail("RuntimeError: the Ray cluster is gone")
+    except (OSError, ValueError) as error:
+        fail(f"ConnectionError: Could not find any running Ray instance at {host}:{port}: {error}")
     link.settimeout(None)
-    link.sendall(str(flags.node_rank).encode())
-    note("ready", rank=flags.node_rank)
-    link.recv(16)
-    fail("RuntimeError: rank 0 is gone")
+    note("joined", cards=cards)
+
+    def watch() -> None:
+        told.readline()
+        fail("RayActorError: The actor died unexpectedly before finishing this task.")
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------
