@@ -48,6 +48,8 @@ ROUTES = {
         "projects/PROJECT/limits", read=OURS, write=(200, 403, 404), body=LIMIT, method="PATCH"
     ),
     "api-key-limits": Route("keys/KEY/limits", read=OURS, write=(200, 403, 404), body=LIMIT, method="PATCH"),
+    "api-quotas": Route("quotas", read=SELF),
+    "api-quota": Route("teams/TEAM/quotas/h100-80g", write=(403, 403, 404), body='{"cards": 4}', method="PUT"),
     "api-budgets": Route("budgets", read=SELF, write=(201, 403, 404), body=BUDGET),
     "api-budget": Route("budgets/ONE", read=OURS, write=(204, 403, 404), method="DELETE"),
     "api-prices": Route("prices", read=HIDDEN, write=HIDDEN),

@@ -21,10 +21,12 @@ OF_A_PROJECT = {"limits", "key-detail", "key-first-call", "request-detail"}
 TO_EDIT = {"key-revoke"}
 TO_LEAD = {"limits-change", "budget-make", "budget-change", "budget-remove"}
 CLUSTER = {
+    "quota-set",
     "dashboard",
     "node-list",
     "node-make",
     "node-detail",
+    "node-manage",
     "fabric-list",
     "model-list",
     "model-detail",
@@ -66,11 +68,13 @@ def world() -> World:
         "key-revoke": [key.pk],
         "limits": ["project", key.project_id],
         "limits-change": ["project", key.project_id],
+        "quota-set": [team.pk],
         "budget-make": ["key", key.pk],
         "budget-change": [budget.pk],
         "budget-remove": [budget.pk],
         "request-detail": ["req-0"],
         "node-detail": ["node1"],
+        "node-manage": ["node1"],
         "model-detail": ["smollm2"],
         "replica-detail": ["smollm2-1"],
     }

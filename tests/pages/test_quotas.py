@@ -1,0 +1,96 @@
+"""The cards of a team on its page, on the dashboard and in the admin (TN-6)."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django_otp import DEVICE_ID_SESSION_KEY
+from django_otp.plugins.otp_totp.models import TOTPDevice
+
+from tenants.models import AuditEntry, CapacityQuota, Role, Team, User
+from tests import factories
+from tests.pages import rows
+from tests.worlds import World
+
+pytestmark = pytest.mark.django_db
+CARDS = {"name": "gpu", "engine": "vllm", "gpu_class": "h100-80g", "tp": 2, "gpus_per_node": 2}
+
+
+@pytest.fixture
+def team() -> Team:
+    team = factories.make_team("Red")
+    rows.make_member(team, Role.OWNER, "olga")
+    return team
+
+
+@pytest.fixture
+def root(client: Client, team: Team) -> Client:
+    user = rows.make_operator()
+    device = TOTPDevice.objects.create(user=user, confirmed=True)
+    client.force_login(user)
+    session = client.session
+    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
+    session.save()
+    return client
+
+
+def text_of(client: Client, url: str) -> str:
+    response = client.get(url)
+    assert response.status_code == 200, response
+    return response.content.decode().replace("&#x27;", "'")
+
+
+def test_the_teams_page_shows_what_its_models_hold_and_may_hold(root: Client, team: Team) -> None:
+    page = text_of(root, f"/limits/team/{team.pk}/")
+    assert "Not limited, and none held." in page
+    assert f"/teams/{team.pk}/cards/" in page
+    world = World()
+    world.add_cards("one", cards=8)
+    factories.make_model("chat", profiles=(CARDS,), team="red")
+    CapacityQuota.objects.create(team=team, gpu_class="h100-80g", cards=3)
+    world.run(8)
+    for url in (f"/limits/team/{team.pk}/", "/dashboard/"):
+        page = text_of(root, url)
+        assert "chat 2" in page
+        assert "h100-80g" in page
+    assert "Cards" not in text_of(root, f"/limits/organisation/{team.organisation_id}/").split("<main")[-1]
+
+
+def test_operators_set_and_lift_a_quota_on_the_teams_page(root: Client, team: Team) -> None:
+    url = f"/teams/{team.pk}/cards/"
+    done = root.post(url, {"gpu_class": "h100-80g", "cards": "8"}, follow=True).content.decode()
+    assert "The capacity quota of Red is saved. What runs already stays." in done
+    assert 'value="8"' in text_of(root, f"{url}?class=h100-80g")
+    assert "not a class such as h100-80g" in root.post(url, {"gpu_class": "H100", "cards": "8"}).content.decode()
+    assert root.post(url, {"gpu_class": "h100-80g", "cards": "-1"}).status_code == 400
+    assert CapacityQuota.objects.get().cards == 8
+    root.post(url, {"gpu_class": "h100-80g", "cards": ""})
+    assert not CapacityQuota.objects.exists()
+    assert AuditEntry.objects.filter(action="set capacity quota", via="web").count() == 2
+
+
+def test_too_many_quotas_are_refused_beside_the_form(root: Client, team: Team) -> None:
+    CapacityQuota.objects.bulk_create(CapacityQuota(team=team, gpu_class=f"c{n}-8g", cards=1) for n in range(100))
+    done = root.post(f"/teams/{team.pk}/cards/", {"gpu_class": "h100-80g", "cards": "8"})
+    assert (done.status_code, "Lift one of them." in done.content.decode()) == (400, True)
+
+
+def test_a_team_sees_its_quota_and_does_not_lift_it(client: Client, team: Team) -> None:
+    CapacityQuota.objects.create(team=team, gpu_class="h100-80g", cards=3)
+    client.force_login(User.objects.get(username="olga"))
+    page = text_of(client, f"/limits/team/{team.pk}/")
+    assert "h100-80g" in page
+    assert "no node reports cards of class h100-80g" in page
+    assert f"/teams/{team.pk}/cards/" not in page
+    assert client.post(f"/teams/{team.pk}/cards/", {"gpu_class": "h100-80g", "cards": ""}).status_code == 404
+    assert CapacityQuota.objects.exists()
+
+
+def test_the_admin_sets_a_quota(root: Client, team: Team) -> None:
+    form = {"team": team.pk, "gpu_class": "h100-80g", "cards": "4"}
+    wrong = root.post("/admin/tenants/capacityquota/add/", {**form, "gpu_class": "H100"})
+    assert "not a class such as h100-80g" in wrong.content.decode()
+    assert root.post("/admin/tenants/capacityquota/add/", form).status_code == 302
+    assert CapacityQuota.objects.get().cards == 4
+    assert AuditEntry.objects.filter(via="admin", action="make capacity quota").exists()
+    assert "h100-80g" in text_of(root, "/admin/tenants/capacityquota/")
