@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from llmgw.core.admin_site import ReadOnly
-from nodes import actions
+from nodes import actions, identity
 from nodes.models import Backoff, Certificate, Command, Event, ModelStatus, Node, Replica, ReplicaLoad, Shard
 from nodes.snapshot import current_summary
 from tenants.audit import Actor
@@ -27,7 +27,8 @@ class NodeAdmin(ReadOnly):
     list_filter = ["state", ("cordoned_at", admin.EmptyFieldListFilter)]
     search_fields = ["name", "address"]
     exclude = ["token_digest", "connection"]
-    actions = ["cordon", "uncordon", "drain", "remove"]
+    actions = ["cordon", "uncordon", "drain", "revoke", "remove"]
+    change_form_after_template = "nodes/_admin_manage.html"
 
     @admin.action(description="Cordon: nothing new goes there")
     def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
@@ -41,6 +42,10 @@ class NodeAdmin(ReadOnly):
     def drain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
         self._each(request, queryset, actions.drain_node, "draining")
 
+    @admin.action(description="Revoke certificates: its stream ends")
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        self._each(request, queryset, identity.revoke_certificates, "certificates revoked")
+
     @admin.action(description="Remove: lost nodes and such that never joined")
     def remove(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
         for node in queryset:
@@ -51,7 +56,7 @@ class NodeAdmin(ReadOnly):
             else:
                 self.message_user(request, f"Node {node.name} removed.", messages.SUCCESS)
 
-    def _each(self, request: HttpRequest, queryset: QuerySet[Node], action: Callable[..., bool], done: str) -> None:
+    def _each(self, request: HttpRequest, queryset: QuerySet[Node], action: Callable[..., object], done: str) -> None:
         names = [node.name for node in queryset if action(node=node, actor=Actor.of(request, via="admin"))]
         self.message_user(request, f"{', '.join(names) or 'No node'}: {done}.", messages.SUCCESS)
 

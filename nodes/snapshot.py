@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -16,7 +16,8 @@ from django.utils import timezone
 import catalog.models
 from agent import protocol
 from nodes import models, state
-from nodes.summary import Summary, UsageLine, summarise
+from nodes.exposure import exposed
+from nodes.summary import Alert, Summary, UsageLine, summarise
 from tenants.models import Team, Usage
 
 FRESH = timedelta(seconds=20)
@@ -80,7 +81,10 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
 def current_summary(now: datetime | None = None) -> Summary:
     """What dashboard, API and `llmgw ctl status` print, in ten queries."""
     now = now or timezone.now()
-    return summarise(take(now), _usage_today(now), now)
+    summary = summarise(take(now), _usage_today(now), now)
+    listen, agents = settings.LLMGW.listen, settings.LLMGW.agents
+    warning = exposed(listen.host, listen.port, join_tokens=agents.join_tokens)
+    return replace(summary, alerts=(*summary.alerts, Alert("warn", "agents", warning, None))) if warning else summary
 
 
 def _nodes() -> Iterator[state.Node]:

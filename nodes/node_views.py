@@ -1,0 +1,72 @@
+"""The page where operators manage one node: in use or not, labels, reserved cores, engines, and forgetting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from nodes import actions, identity, keeping
+from nodes.forms import NodeKeepForm
+from nodes.labels import LabelFault
+from nodes.models import Node, NodeState
+from tenants.access import operators
+from tenants.audit import Actor
+
+ACTS: dict[str, tuple[Callable[..., object], str]] = {
+    "cordon": (actions.cordon_node, "gets no new replicas; what runs there goes on"),
+    "uncordon": (actions.uncordon_node, "gets replicas again"),
+    "drain": (actions.drain_node, "is being drained: its replicas move"),
+    "revoke": (identity.revoke_certificates, "is proven by no certificate any more"),
+}
+"""By the button's value: what it does, and what is then true of the node."""
+
+
+@never_cache
+@operators
+@require_http_methods(["GET", "HEAD", "POST"])
+def node_manage(request: HttpRequest, name: str) -> HttpResponse:
+    node = get_object_or_404(Node, name=name)
+    act = request.POST.get("act", "")
+    if act == "remove":
+        return _remove(request, node)
+    if act in ACTS:
+        do, done = ACTS[act]
+        do(node=node, actor=Actor.of(request))
+        messages.success(request, f"Node {node.name} {done}.")
+        return redirect("node-manage", name=node.name)
+    form = NodeKeepForm(request.POST if request.method == "POST" else None, node=node)
+    if form.is_valid():
+        try:
+            _keep(node, form, Actor.of(request))
+        except (LabelFault, keeping.NotKept) as fault:
+            form.add_error(None, str(fault))
+        else:
+            messages.success(request, f"Node {node.name} is kept so.")
+            return redirect("node-manage", name=node.name)
+    removable = node.state in (NodeState.LOST, NodeState.JOINING)
+    certificates = node.certificates.all()
+    context = {"node": node, "form": form, "removable": removable, "certificates": certificates}
+    return render(request, "nodes/node_manage.html", context)
+
+
+@transaction.atomic
+def _keep(node: Node, form: NodeKeepForm, actor: Actor) -> None:
+    keeping.label_node(node=node, change=form.change(), actor=actor)
+    keeping.reserve_cores(node=node, cores=form.cleaned_data["reserved_cores"], actor=actor)
+    keeping.disable_engines(node=node, engines=form.cleaned_data["disabled_engines"], actor=actor)
+
+
+def _remove(request: HttpRequest, node: Node) -> HttpResponse:
+    try:
+        actions.remove_node(node=node, actor=Actor.of(request), force="force" in request.POST)
+    except actions.NodeInUse as in_use:
+        messages.error(request, f"{str(in_use)[:1].upper()}{str(in_use)[1:]}.")
+        return redirect("node-manage", name=node.name)
+    messages.success(request, f"Node {node.name} is forgotten, and nothing proves it any more.")
+    return redirect("node-list")
