@@ -130,8 +130,13 @@ def _usable(read: Read) -> Read:
     return read
 
 
+def _rows(name: str) -> QuerySet[Model]:
+    # PostgreSQL takes no NUL, not even to look for.
+    return Model.objects.filter(name=name) if "\0" not in name else Model.objects.none()
+
+
 def _model(name: str) -> spec.Model:
-    row = Model.objects.prefetch_related("profiles").filter(name=name).first()
+    row = _rows(name).prefetch_related("profiles").first()
     if row is None:
         raise Http404
     return row.spec()
@@ -164,7 +169,7 @@ class ModelDetail(OperatorView):
         if isinstance(data, dict) and "name" not in data:
             data = {"name": name, **data}
         model = _usable(document.read_model(data)).models[0]
-        exists = Model.objects.filter(name=name).exists()
+        exists = _rows(name).exists()
         if not exists and model.name != name:
             raise Http404
         replaces = name if exists else None
@@ -173,7 +178,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses=_APPLIED)
     def delete(self, request: Request, name: str) -> Response:
         """Take the model out; its replicas are drained and stopped."""
-        if not Model.objects.filter(name=name).exists():
+        if not _rows(name).exists():
             raise Http404
         return _tried(lambda: actions.remove_model(name=name, actor=actor(request)))
 

@@ -296,15 +296,14 @@ class _Reader:
         if len(self.problems) >= MAX_PROBLEMS:
             return
         line = next((self.lines[at[:end]] for end in range(len(at), 0, -1) if at[:end] in self.lines), None)
-        name = ".".join(str(part) for part in _below(at))
+        name = ".".join(str(part) for part in self.below(at))
         self.problems.append(Problem(self.model_name, self.profile_name, name, text, line))
 
-
-def _below(at: Place) -> Place:
-    """The place inside its model or profile, which a Problem names by itself."""
-    if at[:1] == ("models",) and len(at) > 1:
-        at = at[2:]
-    return at[2:] if at[:1] == ("profiles",) and len(at) > 2 else at
+    def below(self, at: Place) -> Place:
+        """The place inside its model or profile, where those have names for a Problem to name them by."""
+        if at[:1] == ("models",) and self.model_name:
+            at = at[2:]
+        return at[2:] if at[:1] == ("profiles",) and len(at) > 2 and self.profile_name else at
 
 
 def _name(data: object) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.test import Client
@@ -11,6 +13,7 @@ from catalog.models import CatalogVersion, Model
 from tenants.audit import SYSTEM
 from tenants.models import AuditEntry
 from tests.api.cast import World, client
+from tests.stubs import tiny_gguf
 
 M = {"name": "m", "source": "/m/m.gguf", "profiles": [{"name": "cpu", "engine": "llamacpp"}]}
 
@@ -113,3 +116,89 @@ def test_versions_are_listed_read_and_rolled_back_to(asks: Client) -> None:
     CatalogVersion.objects.filter(number=1).update(text="models: [{}]")
     assert asks.post("/api/v1/catalog/versions/1/roll-back").json()["error"]["code"] == "catalog_refused"
     assert [model.name for model in Model.objects.snapshot()] == ["m"]
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def tiny(asks: Client, tmp_path: Path) -> dict[str, Any]:
+    model = {**M, "name": "org/m", "source": str(tiny_gguf.write_model(tmp_path / "tiny.gguf"))}
+    assert put(asks, "models/org/m", model).status_code == 201
+    return model
+
+
+def post(asks: Client, body: Any, model: str = "org/m") -> Any:
+    return asks.post(f"/api/v1/models/{model}/adapters", body, content_type="application/json")
+
+
+def test_an_adapter_is_added_listed_and_removed(asks: Client, tiny: Any, tmp_path: Path) -> None:
+    red = {"name": "red", "source": str(tiny_gguf.write_adapter(tmp_path / "red.gguf"))}
+    done = post(asks, red)
+    assert (done.status_code, done.json()["version"], done.json()["notices"]) == (201, 2, [])
+    told = post(asks, {"name": "blue", "source": "/only/on/nodes.gguf"}).json()["notices"]
+    assert told[0]["field"] == "adapters"
+    assert "each node looks at it before it starts an engine" in told[0]["text"]
+    assert [each["name"] for each in asks.get("/api/v1/models/org/m/adapters").json()["results"]] == ["red", "blue"]
+    gone = asks.delete("/api/v1/models/org/m/adapters?adapter=blue")
+    assert (gone.status_code, gone.json()["changed"]) == (200, ["org/m"])
+    assert asks.get("/api/v1/models/org/m").json()["adapters"] == [red]
+    assert AuditEntry.objects.filter(action="change catalog", via="api").count() == 4
+
+
+def test_an_adapter_that_is_none_for_the_model_is_refused(asks: Client, tiny: Any, tmp_path: Path) -> None:
+    other = str(tiny_gguf.write_adapter(tmp_path / "other.gguf", architecture="qwen2"))
+    answer = post(asks, {"name": "red", "source": other})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], list(error["fields"])) == (
+        400,
+        "catalog_refused",
+        ["models.org/m.adapters"],
+    )
+    assert "made for qwen2, and the model is llama" in error["message"]
+    again = put(asks, "catalog", {"models": [{**tiny, "adapters": [{"name": "red", "source": other}]}]})
+    assert again.json()["error"]["message"] == error["message"]
+    checked = put(asks, "catalog?check=1", {"models": [{**tiny, "adapters": [{"name": "red", "source": other}]}]})
+    assert checked.json()["error"]["message"] == error["message"]
+    assert "adapters" not in asks.get("/api/v1/models/org/m").json()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ([], "models.org/m"),
+        ({"name": "red"}, "models.org/m.adapters"),
+        ({"name": 3, "source": "/a"}, "models.org/m.adapters.name"),
+        ({"name": "red", "source": "/a", "rank": 4}, "models.org/m.adapters.rank"),
+        ({"name": "org/m", "source": "/a"}, "models.org/m.adapters"),
+        ({"name": "", "source": "/a"}, "models.org/m.adapters"),
+        ({"name": "red\r\nX: 1", "source": "/a"}, "models.org/m.adapters"),
+    ],
+)
+def test_what_is_no_adapter_is_told_by_its_field(asks: Client, tiny: Any, body: Any, field: str) -> None:
+    answer = post(asks, body)
+    assert answer.status_code == 400
+    assert next(iter(answer.json()["error"]["fields"])).startswith(field)
+
+
+def test_adapters_of_a_model_that_is_not_there_are_not_there(asks: Client, world: World) -> None:
+    assert asks.get("/api/v1/models/a%00b").status_code == 404
+    assert post(asks, {"name": "a", "source": "/a"}, "gone").status_code == 404
+    assert asks.get("/api/v1/models/gone/adapters").status_code == 404
+    assert asks.delete("/api/v1/models/gone/adapters?adapter=a").status_code == 404
+    assert client(world.root, "read").post("/api/v1/models/m/adapters", {}).status_code == 403
+    assert client(world.alice, "read", "write").get("/api/v1/models/m/adapters").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["\u4e2d\u6587\u6a21\u578b", "org/name:tag@rev", "a b+c%2F?#", "x" * 200])
+def test_a_model_of_any_name_is_put_read_and_removed(asks: Client, name: str) -> None:
+    where = f"models/{quote(name, safe='')}"
+    assert put(asks, where, {**M, "name": name}).status_code == 201
+    assert asks.get(f"/api/v1/{where}").json()["name"] == name
+    assert asks.get(f"/api/v1/{where}/adapters").json()["results"] == []
+    assert asks.delete(f"/api/v1/{where}").json()["removed"] == [name]
+
+
+@pytest.mark.parametrize("name", ["a\r\nX-Evil: 1", "x" * 300, "..", "a//b", "/a", "a/adapters", "a\x00", "\u202ea"])
+def test_a_name_that_no_address_or_header_could_hold_is_refused(asks: Client, name: str) -> None:
+    answer = put(asks, "catalog", {"models": [{**M, "name": name}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["problems"][0]["field"] == "name"

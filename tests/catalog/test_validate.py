@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog import names, sources, spec
+from catalog import names, sources, spec, yaml_io
 from catalog.spec import Model, Problem, Profile, normalise, normalise_all, normalise_profile, scaling
 from catalog.validate import MAX_LIST, MAX_MODELS, MAX_PROBLEMS, notices, validate
 from tests.catalog.strategies import catalogs
@@ -98,6 +98,10 @@ def test_a_collision_names_who_holds_the_name() -> None:
         ("a\u2028b", "U+2028"),
         ("a\ud800", "U+D800"),
         ("x" * 201, "200 is the most"),
+        ("..", "which addresses lose"),
+        ("a//b", "which addresses lose"),
+        ("/a", "which addresses lose"),
+        ("a/adapters", "the address of another model's adapters"),
     ],
 )
 def test_a_name_that_cannot_be_told_apart_is_refused(name: str, words: str) -> None:
@@ -253,6 +257,11 @@ def test_the_equation_counts_cards() -> None:
         (CPU, {"env": (("A", "\0"),)}, "env"),
         (CPU, {"env": (("A", ""), ("A", "1"))}, "env"),
         (CPU, {"name": "a\nb"}, "name"),
+        (CPU, {"metrics": spec.Metrics(running=("a b",))}, "metrics.running"),
+        (CPU, {"metrics": spec.Metrics(running=("a",) * 9)}, "metrics.running"),
+        (CPU, {"metrics": spec.Metrics(running=("a",), waiting=("1a",))}, "metrics.waiting"),
+        (CPU, {"metrics": spec.Metrics(waiting=("a",))}, "metrics.running"),
+        (CPU, {"metrics": spec.Metrics(kv_used=("a",))}, "metrics.running"),
     ],
 )
 def test_a_breach_names_model_profile_and_field(base: Profile, changes: dict[str, Any], field: str) -> None:
@@ -272,6 +281,17 @@ def test_every_profile_has_a_name_of_its_own() -> None:
 def test_where_it_may_run_is_said_by_labels_and_names_of_nodes() -> None:
     homes = {"labels": (("zone", "a"), ("llmgw.io/rack", "")), "only_nodes": ("gpu-1", "gpu_2"), "min_disk_gb": 0.5}
     assert profile(**homes) == []
+
+
+def test_metrics_of_an_engine_go_by_other_names() -> None:
+    assert profile(metrics=spec.Metrics(running=("vllm:running", "old:running"), kv_used=("vllm:kv",))) == []
+    read = yaml_io.parse(
+        "models: [{name: m, source: /m, profiles: [{name: cpu, engine: llamacpp,"
+        " metrics: {running: a, waiting: [b, c]}}]}]"
+    )
+    assert read.problems == ()
+    assert read.models[0].profiles[0].metrics == spec.Metrics(running=("a",), waiting=("b", "c"))
+    assert yaml_io.parse(yaml_io.dump(read.models)).models == read.models
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
