@@ -22,6 +22,10 @@ MODEL: dict[str, Any] = {
     "note": "no node has room",
     "why_not": ["box: needs h100-80g, has none"],
     "next_try_at": "2026-11-29T12:00:40Z",
+    "waits": [
+        {"profile": "p", "node": "box", "failures": 1, "next_try_at": "2026-11-29T12:00:40Z", "reason": "no room"},
+        {"profile": "q", "node": "", "failures": 3, "next_try_at": NOW, "reason": "no driver"},
+    ],
 }
 NODE: dict[str, Any] = {
     "now": NOW,
@@ -69,6 +73,9 @@ def test_a_model_that_cannot_run_says_what_each_node_lacks_and_when_it_is_tried_
         "Model m: cannot run. 0 of 1 wanted replicas are ready.",
         "  no node has room",
         "  next try in 40 s",
+        "Where it is left alone after failures:",
+        "  p waits on node box after 1 failure, next try in 40 s, at 12:00:40 UTC: no room",
+        "  q waits everywhere after 3 failures in a row, next try at once: no driver",
         "Where it was not placed:",
         "  box: needs h100-80g, has none",
     ]
