@@ -11,6 +11,7 @@ from rest_framework.response import Response
 
 import catalog.api
 import nodes.api
+import nodes.fabric_api
 import nodes.quota_api
 import routing.api
 import tenants.api
@@ -36,6 +37,7 @@ v1 = [
     *tenants.price_api.urlpatterns,
     *catalog.api.urlpatterns,
     *nodes.api.urlpatterns,
+    *nodes.fabric_api.urlpatterns,
     *nodes.quota_api.urlpatterns,
     *routing.api.urlpatterns,
     re_path(r"", NoSuchRoute.as_view()),

@@ -18,6 +18,7 @@ from catalog.spec import ENGINES
 from nodes import actions, identity, keeping, labels, snapshot
 from nodes.models import Certificate, Command, Event, Node, Replica, Shard
 from nodes.names import NODE_NAME
+from nodes.shapes import shape_of
 from nodes.summary import Summary
 from tenants.api_rules import Refused, actor, body, one, word
 from tenants.api_views import OperatorView
@@ -309,28 +310,8 @@ class Events(generics.ListAPIView[Event], OperatorView):
         return super().get(request, *args, **kwargs)
 
 
-def _summary_schema() -> dict[str, Any]:
-    """From the dataclasses themselves, every reference written out: the schema is never behind the value."""
-    (top,), shapes = msgspec.json.schema_components((Summary,), ref_template="{name}")
-
-    def unfold(part: Any) -> Any:
-        if isinstance(part, list):
-            return [unfold(each) for each in part]
-        if not isinstance(part, dict):
-            return part
-        if "$ref" in part:
-            return unfold(shapes[part["$ref"]])
-        known = [each for each in part.get("anyOf", ()) if each != {"type": "null"}]
-        if len(known) == 1:  # OpenAPI 3.0 knows no type null
-            return {**unfold(known[0]), "nullable": True}
-        return {key: unfold(held) for key, held in part.items()}
-
-    whole: dict[str, Any] = unfold(top)
-    return whole
-
-
 class CurrentSummary(OperatorView):
-    @extend_schema(responses={(200, "application/json"): _summary_schema()})
+    @extend_schema(responses={(200, "application/json"): shape_of(Summary)})
     def get(self, request: Request) -> Response:
         """The cluster now: what the dashboard and `llmgw ctl status` show. Null is unknown, never zero."""
         return Response(msgspec.to_builtins(snapshot.current_summary()))

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from agent.protocol import AdapterPort, Fabric, RdmaAdapter
 
 NAMED = 8
 """Nodes that a sentence names before it only counts them."""
+GIDS = 4
+"""Addresses of a port that are shown."""
 KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 
 
@@ -56,6 +59,8 @@ class PortLine:
     link_layer: str
     rate_gbit_s: float | None
     reports: str
+    """The subnet manager or the network behind it, in words."""
+    gids: str
     note: str
 
 
@@ -130,14 +135,30 @@ def network_of(port: AdapterPort) -> Network | None:
 
 
 def reports(port: AdapterPort) -> str:
-    """What stands behind a port, in words: the subnet manager or the network first, and its addresses."""
-    words = []
+    """What stands behind a port, in words; empty where it says nothing."""
     if port.link_layer == "InfiniBand":
-        words.append(f"subnet manager {port.sm_lid or 'unknown'} of {port.subnet_prefix or 'unknown'}")
-    elif port.network or port.subnet_prefix:
-        words.append(f"network {port.subnet_prefix or 'unknown'}" + (f" on {port.network}" if port.network else ""))
-    words += [f"GID {gid.index} {gid.gid}" + (f" ({gid.kind})" if gid.kind else "") for gid in port.gids[:4]]
-    return "; ".join(words)
+        return f"subnet manager {port.sm_lid or 'unknown'} of {port.subnet_prefix or 'unknown'}"
+    if port.network or port.subnet_prefix:
+        return f"network {port.subnet_prefix or 'unknown'}" + (f" on {port.network}" if port.network else "")
+    return ""
+
+
+def _gids(port: AdapterPort) -> str:
+    more = f"; {len(port.gids) - GIDS} more" if len(port.gids) > GIDS else ""
+    return "; ".join(f"{each.index} {_short(each.gid)}" + _in_brackets(each.kind) for each in port.gids[:GIDS]) + more
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _short(gid: str) -> str:
+    """As addresses are written by people; what is none stays as it is."""
+    try:
+        address = IPv6Address(gid)
+    except ValueError:
+        return gid
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
 
 
 def fabric_map(told: Iterable[Told]) -> FabricMap:
@@ -192,6 +213,7 @@ def _lines(told: Told, names: Mapping[Network, Collection[str]]) -> Iterator[Por
             link_layer=KINDS.get(port.link_layer, port.link_layer) if port else "",
             rate_gbit_s=port.rate_gbit_s if port else None,
             reports=reports(port) if port else "",
+            gids=_gids(port) if port else "",
             note=note,
         )
 

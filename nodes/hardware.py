@@ -157,10 +157,30 @@ def count_cards(gpus: Sequence[Gpu], unread: str, held: Collection[str]) -> Card
 
 
 def cards_in_words(held: Collection[str], gpus: Iterable[Gpu]) -> str:
-    """A shard's cards: "h100-80g 0, 1", by class and index; those that its node does not report stand with their id."""
+    """A shard's cards: "h100-80g 0–3", by class and index; those that its node does not report stand with their id."""
     known = {gpu.uuid: gpu for gpu in gpus}
-    by_class: dict[str, list[str]] = defaultdict(list)
+    by_class: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in sorted((known[uuid] for uuid in held if uuid in known), key=_order):
-        by_class[gpu.gpu_class].append(f"{gpu.index}" + ("" if gpu.healthy else " (faulty)"))
-    words = [f"{name} {', '.join(indices)}" for name, indices in sorted(by_class.items())]
+        by_class[gpu.gpu_class].append(gpu)
+    words = [f"{name} {', '.join(_runs(cards))}" for name, cards in sorted(by_class.items())]
     return "; ".join([*words, *(f"{uuid} (not reported)" for uuid in held if uuid not in known)])
+
+
+def _runs(cards: Sequence[Gpu]) -> Iterator[str]:
+    """Indices in their order, healthy ones that follow each other as one."""
+    first = last = None
+    for gpu in cards:
+        if gpu.healthy and last is not None and gpu.index == last + 1:
+            last = gpu.index
+            continue
+        if first is not None:
+            yield _run(first, last)
+        first = last = gpu.index if gpu.healthy else None
+        if not gpu.healthy:
+            yield f"{gpu.index} (faulty)"
+    if first is not None:
+        yield _run(first, last)
+
+
+def _run(first: int, last: int | None) -> str:
+    return f"{first}" if first == last else f"{first}–{last}"

@@ -9,7 +9,7 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 
 from agent.protocol import Fabric, RdmaAdapter
-from nodes.fabrics import FabricMap, Told, fabric_map
+from nodes.fabrics import FabricMap, PortLine, Told, fabric_map
 from nodes.models import Node
 
 
@@ -27,8 +27,16 @@ class _Facts(msgspec.Struct):
 _facts = msgspec.json.Decoder(_Facts).decode
 
 
+NO_FABRIC = "none"
+"""What addresses and commands say for ports that are in no fabric; a fabric of that name is shown with them."""
+
+
 def current_map() -> FabricMap:
     return fabric_map(_told())
+
+
+def of_fabric(found: FabricMap, fabric: str) -> tuple[PortLine, ...]:
+    return tuple(line for line in found.ports if (line.fabric or NO_FABRIC) == fabric)
 
 
 def _told() -> Iterator[Told]:

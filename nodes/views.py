@@ -19,7 +19,6 @@ from nodes.forms import NodeForm
 from nodes.hardware import cards_in_words, hardware
 from nodes.models import Event, Node, Replica, Shard
 from nodes.snapshot import current_summary
-from nodes.state import in_words
 from nodes.summary import Alert, ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
@@ -33,8 +32,6 @@ ROWS_OF_A_MODEL = 20
 PROJECTS_ON_DASHBOARD = 5
 EVENTS = 30
 FINDINGS = 20
-NO_FABRIC = "none"
-"""What the address says for adapters that are in no fabric; a fabric of that name is shown with them."""
 SETTLED = ("ready", "failed", "stopped")
 """States of replicas that are not on their way; why one failed stands beside its model."""
 URGENT = {"lost": 0, "unreachable": 0, "failed": 0, "cannot run": 1, "joining": 2, "loading": 2, "starting": 2}
@@ -112,14 +109,14 @@ def fabric_list(request: HttpRequest) -> HttpResponse:
     found, fabric = networks.current_map(), request.GET.get("fabric", "")
     marks = [("warn", line.name, mark) for line in found.fabrics for mark in line.marks]
     down = [("down", line.name, reason) for line in found.fabrics for reason in line.down]
-    ports = [line for line in found.ports if not fabric or (line.fabric or NO_FABRIC) == fabric]
+    ports = networks.of_fabric(found, fabric) if fabric else found.ports
     shown, after = _nodes_after(ports, request.GET.get("after", ""))
     context = {
         "map": found,
         "findings": [*marks, *down][:FINDINGS],
         "more_findings": max(0, len(marks) + len(down) - FINDINGS),
         "fabric": fabric,
-        "none": NO_FABRIC,
+        "none": networks.NO_FABRIC,
         "ports": shown,
         "total": len(ports),
         "after": after,
@@ -181,8 +178,8 @@ def _shard(shard: Shard) -> dict[str, object]:
     return {
         "row": shard,
         "cards": cards_in_words(shard.gpus, _inventory(shard.node).gpus),
-        "progress": in_words(progress),
-        "done": progress.done_bytes if progress.total_bytes else None,
+        "note": progress.note,
+        "done": progress.done_bytes,
         "total": progress.total_bytes,
     }
 

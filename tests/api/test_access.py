@@ -66,6 +66,7 @@ ROUTES = {
     "api-models": Route("models", read=HIDDEN),
     "api-model": Route("models/smollm2", read=HIDDEN, write=HIDDEN, method="DELETE"),
     "api-summary": Route("summary", read=HIDDEN),
+    "api-fabrics": Route("fabrics", read=HIDDEN),
     "api-nodes": Route("nodes", read=HIDDEN, write=HIDDEN, body='{"name": "x"}'),
     "api-node": Route("nodes/box", read=HIDDEN, write=HIDDEN, method="DELETE"),
     "api-node-drain": Route("nodes/box/drain", write=HIDDEN),

@@ -134,7 +134,9 @@ def test_reasons_name_the_nodes_that_have_them_and_count_the_rest() -> None:
 
 
 def test_undeclared_adapters_are_shown_with_what_they_report_and_which_fabric_reports_the_same() -> None:
-    gids = (Gid(index=0, gid="fe80::1"), Gid(index=3, gid="::ffff:10.0.0.1", kind="RoCE v2"))
+    mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    gids = (Gid(index=0, gid="fe80:0000:0000:0000:0000:0000:0000:0001"), Gid(index=3, gid=mapped, kind="RoCE v2"))
+    odd = tuple(Gid(index=index, gid="odd") for index in range(6))
     told = Told(
         "a",
         fabrics=(Fabric(name="ib0", adapters=("m0", "gone")), Fabric(name="ib1", adapters=("m9",))),
@@ -146,20 +148,23 @@ def test_undeclared_adapters_are_shown_with_what_they_report_and_which_fabric_re
                 ports=(AdapterPort(number=1, state="ACTIVE", link_layer="Ethernet", network="ens1", gids=gids),),
             ),
             RdmaAdapter(name="m3", fault="it has no ports"),
-            RdmaAdapter(name="m4", ports=(AdapterPort(number=1, link_layer="Odd", fault="state: no"),)),
+            RdmaAdapter(name="m4", ports=(AdapterPort(number=1, link_layer="Odd", gids=odd, fault="state: no"),)),
         ),
     )
     found = fabric_map([told])
-    shown = [(line.fabric, line.adapter, line.number, line.link_layer, line.reports, line.note) for line in found.ports]
+    shown = [
+        (line.fabric, line.adapter, line.number, line.link_layer, line.reports, line.gids, line.note)
+        for line in found.ports
+    ]
     assert shown == [
-        ("ib0", "m0", 1, "InfiniBand", f"subnet manager 1 of {DEFAULT}", ""),
-        ("", "m1", 1, "InfiniBand", f"subnet manager 1 of {DEFAULT}", "worn; reports the same as ib0"),
-        ("", "m1", 2, "InfiniBand", "subnet manager unknown of unknown", "worn"),
-        ("", "m2", 1, "RoCE", "network unknown on ens1; GID 0 fe80::1; GID 3 ::ffff:10.0.0.1 (RoCE v2)", ""),
-        ("", "m3", None, "", "", "it has no ports"),
-        ("", "m4", 1, "Odd", "", "state: no"),
-        ("ib0", "gone", None, "", "", "declared, and not there"),
-        ("ib1", "m9", None, "", "", "declared, and not there"),
+        ("ib0", "m0", 1, "InfiniBand", f"subnet manager 1 of {DEFAULT}", "", ""),
+        ("", "m1", 1, "InfiniBand", f"subnet manager 1 of {DEFAULT}", "", "worn; reports the same as ib0"),
+        ("", "m1", 2, "InfiniBand", "subnet manager unknown of unknown", "", "worn"),
+        ("", "m2", 1, "RoCE", "network unknown on ens1", "0 fe80::1; 3 ::ffff:10.0.0.1 (RoCE v2)", ""),
+        ("", "m3", None, "", "", "", "it has no ports"),
+        ("", "m4", 1, "Odd", "", "0 odd; 1 odd; 2 odd; 3 odd; 2 more", "state: no"),
+        ("ib0", "gone", None, "", "", "", "declared, and not there"),
+        ("ib1", "m9", None, "", "", "", "declared, and not there"),
     ]
     assert found.undeclared == 3
 

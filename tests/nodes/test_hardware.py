@@ -76,7 +76,17 @@ def test_fabrics_and_ports_say_what_they_are_and_who_manages_them() -> None:
     found = hardware(msgspec.structs.replace(INVENTORY, adapters=(both, bare, unnamed)), protocol.NodeLoad(), {})
     assert found.fabrics == (FabricLine("ib0", "down", "mlx5_0", 400.0, "InfiniBand", FABRIC.reason),)
     shown = [
-        (port.adapter, port.number, port.fabric, port.state, port.rate_gbit_s, port.link_layer, port.reports, port.note)
+        (
+            port.adapter,
+            port.number,
+            port.fabric,
+            port.state,
+            port.rate_gbit_s,
+            port.link_layer,
+            port.reports,
+            port.gids,
+            port.note,
+        )
         for port in found.ports
     ]
     assert all(isinstance(port, PortLine) for port in found.ports)
@@ -88,7 +98,8 @@ def test_fabrics_and_ports_say_what_they_are_and_who_manages_them() -> None:
             "ACTIVE",
             400.0,
             "RoCE",
-            "network fe80:0000:0000:0000 on ens1f0np0; GID 3 ::ffff:10.0.0.1 (RoCE v2)",
+            "network fe80:0000:0000:0000 on ens1f0np0",
+            "3 ::ffff:10.0.0.1 (RoCE v2)",
             "no more; rate: Invalid argument",
         ),
         (
@@ -99,10 +110,11 @@ def test_fabrics_and_ports_say_what_they_are_and_who_manages_them() -> None:
             400.0,
             "InfiniBand",
             "subnet manager unknown of fe80:0000:0000:0000",
+            "",
             "no more",
         ),
-        ("mlx5_9", None, "", "", None, "", "", "it has no ports"),
-        ("mlx5_8", 2, "", "ACTIVE", 400.0, "InfiniBand", "subnet manager 4 of unknown", ""),
+        ("mlx5_9", None, "", "", None, "", "", "", "it has no ports"),
+        ("mlx5_8", 2, "", "ACTIVE", 400.0, "InfiniBand", "subnet manager 4 of unknown", "", ""),
     ]
     up = msgspec.structs.replace(INVENTORY, fabrics=(msgspec.structs.replace(FABRIC, up=True),))
     assert hardware(up, protocol.NodeLoad(), {}).fabrics[0].state == "up"
@@ -162,10 +174,10 @@ def test_every_card_is_exactly_one_of_used_free_and_faulty(kinds: list[tuple[boo
 
 
 def test_a_shards_cards_are_named_by_class_and_place() -> None:
-    there = (gpu(1), gpu(0), gpu(2, gpu_class="l4-22g", healthy=False, fault="x"))
-    assert cards_in_words(["GPU-1", "GPU-0", "GPU-2", "GPU-9"], there) == (
-        "h100-80g 0, 1; l4-22g 2 (faulty); GPU-9 (not reported)"
-    )
+    there = (gpu(1), gpu(0), *map(gpu, range(3, 6)), gpu(2, gpu_class="l4-22g"), gpu(6, healthy=False), gpu(7), gpu(9))
+    held = [f"GPU-{index}" for index in (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)]
+    assert cards_in_words(held, there) == "h100-80g 0–1, 3–5, 6 (faulty), 7, 9; l4-22g 2; GPU-8 (not reported)"
+    assert cards_in_words(["GPU-6"], there) == "h100-80g 6 (faulty)"
     assert cards_in_words([], there) == ""
 
 
