@@ -80,6 +80,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         except DatabaseError as error:
             log.error("%s: the store cannot be used (%s); the agent connects again", self.name, error)
             await self.close(BROKEN)
+        except OSError as gone:  # which ASGI servers raise when it is sent something meanwhile
+            log.info("The connection of %s ended while it was being answered (%s)", self.name, type(gone).__name__)
         except Exception:
             log.exception("%s: a message could not be dealt with; the agent connects again", self.name)
             await self.close(BROKEN)
@@ -219,6 +221,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         except DatabaseError as error:
             log.error("Node %s: the store cannot be used (%s); its agent connects again", node.name, error)
             await self.close(BROKEN)
+        except OSError as gone:
+            log.info("Node %s: its connection ended while it was sent commands (%s)", node.name, type(gone).__name__)
         except Exception:
             log.exception("Node %s: commands could not be sent; its agent connects again", node.name)
             await self.close(BROKEN)
