@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from django.db import transaction
 
-from catalog import adapter_files, document, spec, yaml_io
+from catalog import adapter_files, document, owners, spec, yaml_io
 from catalog.models import CatalogVersion, Model, Profile
 from catalog.names import nearest
 from catalog.spec import Problem
@@ -153,7 +153,7 @@ def _change(
 
 def _look(new: Models, old: Models) -> list[Problem]:
     """The rules, then the files of adapters that are new; what is only remarked on. Raises CatalogRefused."""
-    problems = validate(new)
+    problems = [*validate(new), *owners.objections(new, old)]
     looked = adapter_files.look(new, old) if not problems else adapter_files.Looked()
     if problems or looked.problems:
         raise CatalogRefused([*problems, *looked.problems])

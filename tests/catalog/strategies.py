@@ -11,6 +11,8 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 labels = spelt.filter(lambda name: names.address_objection(name, model=True) is None)
 label_values = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
 small = st.integers(1, 8)
+TEAMS = ("red", "a-b_9")
+"""Short names of teams that own generated models; where these are stored, the teams must be there."""
 
 
 @st.composite
@@ -63,7 +65,7 @@ def models(draw: st.DrawFn, held: list[str]) -> spec.Model:
             aliases=draw(st.sampled_from(((), (alias,)))),
             source="" if external else draw(st.sampled_from(("/m/a.gguf", "./a.gguf", "org/name", "https://h/a.gguf"))),
             external=external,
-            team=draw(st.sampled_from(("", "red", "a-b_9"))),
+            team=draw(st.sampled_from(("", *TEAMS))),
             profiles=()
             if external
             else tuple(

@@ -19,7 +19,8 @@ from catalog.models import CatalogVersion, Model
 from llmgw.core.models import Revision
 from tenants.audit import SYSTEM, Actor
 from tenants.models import AuditEntry
-from tests.catalog.strategies import catalogs
+from tests import factories
+from tests.catalog.strategies import TEAMS, catalogs
 
 ALICE = Actor(name="alice", via="cli")
 CPU = spec.Profile(name="cpu", engine="llamacpp")
@@ -32,6 +33,11 @@ def names() -> list[str]:
 
 
 class Storing(TestCase):
+    @classmethod
+    def setUpTestData(cls) -> None:
+        for team in TEAMS:
+            factories.make_team(team)
+
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
     @given(catalogs(), catalogs())
     def test_rows_give_back_what_was_stored(self, first: Any, second: Any) -> None:

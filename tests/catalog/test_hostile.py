@@ -17,7 +17,8 @@ from catalog.models import CatalogVersion, Model
 from catalog.spec import Problem
 from catalog.validate import MAX_PROBLEMS, validate
 from tenants.audit import SYSTEM
-from tests.catalog.strategies import catalogs
+from tests import factories
+from tests.catalog.strategies import TEAMS, catalogs
 
 slow = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 junk = st.recursive(
@@ -56,6 +57,11 @@ def spoilt(draw: st.DrawFn) -> Any:
 
 
 class Hostile(TestCase):
+    @classmethod
+    def setUpTestData(cls) -> None:
+        for team in TEAMS:
+            factories.make_team(team)
+
     @slow
     @given(catalogs(), spoilt())
     def test_what_is_spoilt_is_refused_with_its_place_or_is_a_valid_catalog(self, before: Any, data: Any) -> None:
