@@ -10,8 +10,9 @@ from django.db import transaction
 from catalog import adapter_files, document, owners, spec, yaml_io
 from catalog.models import CatalogVersion, Model, Profile
 from catalog.names import nearest
+from catalog.notices import notices
 from catalog.spec import Problem
-from catalog.validate import notices, validate
+from catalog.validate import validate
 from llmgw.core import doorbell
 from llmgw.core.models import Revision
 from tenants import audit

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog import names, sources, spec, yaml_io
+from catalog.notices import notices
 from catalog.spec import Model, Problem, Profile, normalise, normalise_all, normalise_profile, scaling
-from catalog.validate import MAX_LIST, MAX_MODELS, MAX_PROBLEMS, notices, validate
+from catalog.validate import MAX_LIST, MAX_MODELS, MAX_PROBLEMS, validate
 from tests.catalog.strategies import catalogs
 
 CPU = Profile(name="cpu", engine="llamacpp")
