@@ -175,7 +175,7 @@ class Cluster:
     backoffs: tuple[Backoff, ...] = ()
     statuses: tuple[Status, ...] = ()
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By team and GPU class, how many cards the team's models may hold; what is not in it has no limit (TN-6)."""
+    """By team (its slug; every team is in it) and GPU class, how many cards the team's models may hold (TN-6)."""
     rules: Rules = Rules()
     since: datetime | None = None
 
