@@ -230,8 +230,13 @@ def in_words(progress: Progress) -> str:
     """How far a start has come: "40 % of 105.6 MB", or what is known of it."""
     done, total = progress.done_bytes, progress.total_bytes
     if done is not None and total:
-        share = f"{100 * done // total} % of {total / 10**6:.1f} MB"
+        share = f"{100 * done // total} % of {_size(total)}"
         return f"{progress.note}: {share}" if progress.note else share
     if done is not None:
-        return f"{progress.note or 'fetched'}: {done / 10**6:.1f} MB"
+        return f"{progress.note or 'fetched'}: {_size(done)}"
     return progress.note
+
+
+def _size(count: int) -> str:
+    """In MB, from a thousand of them in GB."""
+    return f"{count / 10**6:.1f} MB" if count < 10**9 else f"{count / 10**9:.1f} GB"

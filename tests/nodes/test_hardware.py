@@ -15,6 +15,7 @@ from agent import protocol
 from nodes import passes
 from nodes.fabrics import PortLine
 from nodes.hardware import CardCount, CardLine, FabricLine, cards_in_words, count_cards, hardware
+from nodes.state import in_words
 from tests import factories
 from tests.factories import GIB
 from tests.hardware import ADAPTER, FABRIC, INVENTORY, READING
@@ -179,6 +180,13 @@ def test_a_shards_cards_are_named_by_class_and_place() -> None:
     assert cards_in_words(held, there) == "h100-80g 0–1, 3–5, 6 (faulty), 7, 9; l4-22g 2; GPU-8 (not reported)"
     assert cards_in_words(["GPU-6"], there) == "h100-80g 6 (faulty)"
     assert cards_in_words([], there) == ""
+
+
+def test_how_far_weights_have_come_is_told_in_units_that_fit() -> None:
+    many = protocol.Progress(done_bytes=41 * 10**9, total_bytes=100 * 10**9, note="weights")
+    assert in_words(many) == "weights: 41 % of 100.0 GB"
+    assert in_words(protocol.Progress(done_bytes=2 * 10**9)) == "fetched: 2.0 GB"
+    assert in_words(protocol.Progress(done_bytes=10**9 - 10**8, total_bytes=9 * 10**8)) == "100 % of 900.0 MB"
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
