@@ -172,6 +172,21 @@ def test_a_replica_names_the_ranks_that_wait_for_their_leader() -> None:
     assert summed(replicas=(starting,)).replicas[0].note == note
 
 
+def test_a_replica_that_ended_says_so_until_the_next_pass_and_holds_no_card() -> None:
+    card = Gpu(uuid="GPU-0", index=0, name="L4", gpu_class="l4-22g")
+    ended = replace(SERVING, state="stopped", reason="", shards=(Shard("good", 0, "stopped", gpus=("GPU-0",)),))
+    found = summed(nodes=(replace(GOOD, gpus=(card,)),), replicas=(ended,))
+    assert (found.models[0].state, found.models[0].note) == ("failed", "r has stopped")
+    assert [line.free for line in found.capacity if line.gpu_class == "l4-22g"] == [1]
+
+
+def test_cards_that_cannot_be_read_need_a_person() -> None:
+    [alert] = summed(nodes=(replace(GOOD, gpus_fault="the driver does not answer"),), replicas=(SERVING,)).alerts
+    assert alert.text == (
+        "The cards of good cannot be read: the driver does not answer. Nothing new is placed on them."
+    )
+
+
 def test_a_model_whose_team_there_is_not_needs_a_person() -> None:
     stray = replace(MODEL, team="gone")
     [alert] = summed(models=(stray,), replicas=(SERVING,), quotas={"red": {}}).alerts
