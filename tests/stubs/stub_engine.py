@@ -93,7 +93,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str], api: type[Api] = Api) -> None:
     flags = read_flags(argv)
     print(f"stub engine for {flags.alias}: {' '.join(argv)}", flush=True)
     with open(flags.model, "rb") as file:
@@ -107,9 +107,9 @@ def main(argv: list[str]) -> None:
     if "exit" in FAILURES:
         print("error: the weights are the wrong shape", file=sys.stderr, flush=True)
         raise SystemExit(3)
-    Api.flags = flags
+    api.flags = flags
     try:
-        server = Server((flags.host, flags.port), Api)
+        server = Server((flags.host, flags.port), api)
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {flags.host}, port: {flags.port}: {error}", flush=True)
         raise SystemExit(1) from None
