@@ -348,6 +348,7 @@ def test_whoever_comes_when_nobody_makes_way_who_must_not_and_all_comes_to_rest(
 ) -> None:
     world, models = made
     ranks = {model.name: rank_of(model.profiles[0].capacity_class) for model in models}
+    leaving: dict[str, str] = {}  # who makes way for whom: one at a time for each
     for model in data.draw(st.permutations(models)):
         world.change(model)
         asked = data.draw(st.sampled_from([(), ("m",), ("n", "o")]))
@@ -357,10 +358,14 @@ def test_whoever_comes_when_nobody_makes_way_who_must_not_and_all_comes_to_rest(
             done = len(world.done)
             world.run(10, step=10)
             for action in world.done[done:]:
-                if isinstance(action, Drain) and "is of a higher class" in action.why:
-                    assert "drained" in action.why
+                if isinstance(action, Drain | Stop) and "is of a higher class" in action.why:
+                    victim = before.get(action.replica)
+                    assert isinstance(action, Drain) or victim is None or victim.state != "ready"
                     high = action.why.split(": ")[1].split(" ")[0]
-                    assert ranks[before[action.replica].model] < ranks[high]
+                    assert ranks[action.model] < ranks[high]
+                    there = {each.name for each in world.replicas()}
+                    assert not {name for name, why in leaving.items() if why == high} & there - {action.replica}
+                    leaving[action.replica] = high
                 if isinstance(action, Drain) and "is asked for and needs its place" in action.why:
                     victim = before[action.replica]
                     assert len(victim.shards) == 1
