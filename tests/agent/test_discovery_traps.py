@@ -17,7 +17,8 @@ from agent.fabrics import advertise
 from agent.host import Host
 from agent.protocol import ShardSpec
 from tests.agent.test_discovery_fabrics import ZEROS, adapter, port
-from tests.agent.test_discovery_gpus import LIMIT_S, MIB, MIG_LIST, Clock, fake_nvml, mig_xml, nvml_card, told
+from tests.agent.test_discovery_gpus import LIMIT_S, MIB, MIG_LIST, Clock, mig_xml, told
+from tests.agent.test_discovery_nvml import fake_nvml, nvml_card
 
 
 def test_a_driver_that_blocks_in_the_middle_of_a_card_holds_up_one_thread_and_its_cards_take_nothing_new() -> None:
