@@ -7,6 +7,7 @@ from django.urls import include, path
 
 urlpatterns = [
     path("", include("tenants.urls")),
+    path("", include("catalog.urls")),
     path("", include("nodes.urls")),
     path("", include("routing.urls")),
     path("admin/", admin.site.urls),

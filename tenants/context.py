@@ -32,6 +32,14 @@ CLUSTER = (
     ("Fabrics", "fabric-list", ("fabric-list",)),
     ("Models", "model-list", ("model-list", "model-detail")),
     ("Replicas", "replica-list", ("replica-list", "replica-detail")),
+    (
+        "Catalog",
+        "catalog-list",
+        (
+            *("catalog-list", "catalog-add", "catalog-edit", "catalog-remove", "catalog-adapters", "catalog-text"),
+            *("catalog-version-list", "catalog-version"),
+        ),
+    ),
     ("Admin", "admin:index", ()),
 )
 LIMIT_FORMS = ("limits-change", "quota-set", "budget-make", "budget-change")

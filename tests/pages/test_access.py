@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
+from catalog.models import CatalogVersion
 from tenants.models import Budget, Key, Role, User
 from tests import factories
 from tests.pages import rows
@@ -32,6 +33,14 @@ CLUSTER = {
     "model-detail",
     "replica-list",
     "replica-detail",
+    "catalog-list",
+    "catalog-add",
+    "catalog-edit",
+    "catalog-adapters",
+    "catalog-remove",
+    "catalog-text",
+    "catalog-version-list",
+    "catalog-version",
 }
 POSTED = {"backup-codes", "session-end", "sign-out"}
 MISSING, SIGN_IN, FINE = 404, 302, 200
@@ -60,6 +69,7 @@ def world() -> World:
     budget = Budget.objects.create(project=key.project, unit="tokens", amount=1000, period="month")
     rows.make_usage(key=key)
     factories.make_model()
+    CatalogVersion.objects.create(number=1, text="models: []", made_by="root")
     factories.make_replica("smollm2-1", node=factories.make_node("node1"))
     arguments: dict[str, list[object]] = {
         "first-sign-in": ["made-up"],
@@ -77,6 +87,10 @@ def world() -> World:
         "node-manage": ["node1"],
         "model-detail": ["smollm2"],
         "replica-detail": ["smollm2-1"],
+        "catalog-edit": ["smollm2"],
+        "catalog-adapters": ["smollm2"],
+        "catalog-remove": ["smollm2"],
+        "catalog-version": [1],
     }
     return World(people, key, {name: reverse(name, args=arguments.get(name)) for name in page_names()})
 
