@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -39,11 +38,10 @@ class Errands:
         if len(self._tasks) >= AT_ONCE:
             return f"{AT_ONCE} fetches and installations are under way on this node; ask again when one has ended."
         what = body.source if isinstance(body, Fetch) else body.engine
-        work = self._fetch(number, what) if isinstance(body, Fetch) else self._install(what)
         self._told[number] = Errand(command=number, what=what)
         while len(self._told) > KEPT:
             self._told.popitem(last=False)
-        task = asyncio.get_running_loop().create_task(self._guarded(number, what, work))
+        task = asyncio.get_running_loop().create_task(self._do(number, body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ""
@@ -55,20 +53,17 @@ class Errands:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
 
-    async def _fetch(self, number: int, source: str) -> None:
-        await self._weights.ensure(source, lambda progress: self._change(number, progress=progress))
-
-    async def _install(self, engine: str) -> None:
-        await self._installer.ensure(engine, self._host())
-
-    async def _guarded(self, number: int, what: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _do(self, number: int, body: Fetch | InstallEngine) -> None:
         try:
-            await work
+            if isinstance(body, Fetch):
+                await self._weights.ensure(body.source, lambda progress: self._change(number, progress=progress))
+            else:
+                await self._installer.ensure(body.engine, self._host())
         except (FetchError, InstallError) as error:
             log.warning("Command %d did not end well: %s", number, error)
             self._change(number, state="failed", reason=str(error))
         except Exception as error:  # the agent's boundary: a fault of ours fails one errand only
-            log.exception("A fault of the agent's fails command %d (%s)", number, what)
+            log.exception("A fault of the agent's fails command %d", number)
             self._change(number, state="failed", reason=f"the agent itself failed: {type(error).__name__}: {error}")
         else:
             self._change(number, state="done")

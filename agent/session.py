@@ -35,6 +35,10 @@ OUTBOX = 512
 OPEN_S = 10.0
 WELCOME_S = 30.0
 CLOSE_S = 1.0
+PING_S = 20.0
+SILENT_S = 45.0
+"""How long a control plane may leave a ping unanswered. One that is only busy answers; a network that swallows packets
+closes nothing, so that nothing else would tell."""
 MAX_RETRY_AFTER_S = 600.0
 AWAY = (502, 503, 504)
 """What a proxy answers for a control plane that it cannot reach: no refusal of anybody's."""
@@ -134,6 +138,8 @@ class Session:
                 ssl=self._tls() if url.startswith("wss:") else None,
                 open_timeout=OPEN_S,
                 close_timeout=CLOSE_S,
+                ping_interval=PING_S,
+                ping_timeout=SILENT_S,
                 max_size=protocol.MAX_MESSAGE_BYTES,
                 compression=None,
                 proxy=None,

@@ -14,7 +14,7 @@ from django.db import transaction
 
 from agent import protocol
 from catalog import spec
-from llmgw.core import doorbell, lease
+from llmgw.core import doorbell, lease, traces
 from nodes import commands, reconcile, snapshot, state, timeline
 from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
@@ -36,7 +36,7 @@ def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime |
     changed_reasons = _changed(plan, cluster)
     if not plan.actions and not changed_reasons:
         return False
-    with transaction.atomic():
+    with traces.within(), transaction.atomic():
         if held and not lease.advance(held):
             log.info("A pass was dropped: another one acted meanwhile")
             return False
