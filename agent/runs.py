@@ -34,6 +34,7 @@ class Run:
     pids: list[int] = field(default_factory=list)
     """Its processes as of the last thorough probe; enough to see whether it is busy."""
     cpu: tuple[float, float] | None = None
+    told_to_stop: bool = False
     tail: str = ""
     logged_percent: int = 0
 

@@ -104,9 +104,9 @@ class Supervisor:
         key = (command.replica, command.rank)
         run = self._runs.get(key)
         if run is None or run.shard.ended:
-            self._runs.pop(key, None)
-            self._publish(ShardStatus(status=ShardState(replica=command.replica, rank=command.rank, state="stopped")))
+            self._forget(key)
             return ""
+        run.told_to_stop = True
         self._feed(key, shards.StopAsked(max(0.0, command.grace_s)))
         return ""
 
@@ -225,6 +225,8 @@ class Supervisor:
                 self._say(run)
             case Effect.RELEASE:
                 self._release(run)
+                if run.shard.state == "failed" and run.told_to_stop:  # and nobody asks again
+                    self._forget(key)
 
     def _say(self, run: Run) -> None:
         if run.shard.state == "failed":
@@ -232,6 +234,10 @@ class Supervisor:
         if run.processes and not run.shard.ended:
             self._starter.record(run)
         self._publish(ShardStatus(status=run.shard.status(), tail=run.tail))
+
+    def _forget(self, key: Key) -> None:
+        self._runs.pop(key, None)
+        self._publish(ShardStatus(status=ShardState(replica=key[0], rank=key[1], state="stopped")))
 
     def _release(self, run: Run) -> None:
         self._starter.release(run)

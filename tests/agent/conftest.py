@@ -151,7 +151,10 @@ class AgentTask:
     def start(self) -> None:
         self.started = True
         self.settings.work_dir.mkdir(mode=0o700, exist_ok=True)
-        self._serving = asyncio.create_task(Agent(self.settings).serve(self._stopped))
+        self._serving = asyncio.create_task(self.agent().serve(self._stopped))
+
+    def agent(self) -> Agent:
+        return Agent(self.settings)
 
     @property
     def log(self) -> str:
@@ -169,16 +172,17 @@ class AgentProcess:
 
     def __init__(self, directory: Path, settings: AgentSettings) -> None:
         self.settings = settings
-        self._config = directory / "agent.yaml"
-        self._config.write_text(settings.model_dump_json())
+        self.config = directory / "agent.yaml"
+        self.config.write_text(settings.model_dump_json())
         self._log = directory / "agent.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "agent", "--config", str(self._config)], cwd=ROOT, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self.command(), cwd=ROOT, stdout=log, stderr=log)
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "agent", "--config", str(self.config)]
 
     @property
     def started(self) -> bool:

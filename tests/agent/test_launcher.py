@@ -237,6 +237,15 @@ async def test_an_installation_that_fails_leaves_nothing_and_says_the_next_step(
         await Installer(tmp_path / "engines").ensure("llamacpp", Host("a", "riscv64"))
 
 
+def test_an_engine_that_nobody_installed_says_so_where_there_are_cards(tmp_path: Path) -> None:
+    one = Installer(tmp_path / "engines", binaries={"sglang": Path(sys.executable)})
+    found = {build.engine: build for build in one.present(Host("127.0.0.1", "x86_64", gpus=2))}
+    assert (found["vllm"].usable, found["sglang"].usable) == (False, True)
+    says = "llmgw installs no vllm yet; install it on the node and name it in agent.yaml as vllm.binary."
+    assert found["vllm"].reason == says
+    assert {build.engine for build in one.present(HERE)} == {"llamacpp", "sglang"}
+
+
 async def test_a_binary_that_the_operator_named_is_used_as_it_is(tmp_path: Path) -> None:
     binary = tmp_path / "llama-server"
     one = Installer(tmp_path / "engines", binaries={"llamacpp": binary})

@@ -1,7 +1,7 @@
 """A strict `ray start` look-alike: a head that knows how many cards its cluster has, and nodes that join it.
 
 A node ends at once when no head listens, and with the head; the head tells whoever waits for cards when there are
-enough, and ends their connection when a node is lost.
+enough, and ends their connection when a node is lost. STUB_HEAD_S is how long the head takes until it listens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from acting import JOIN_S, check_cards, check_network, fail, note
+from acting import JOIN_S, check_cards, check_network, fail, note, pause
 
 
 def read_flags(argv: list[str]) -> argparse.Namespace:
@@ -102,6 +102,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 def lead(flags: argparse.Namespace) -> None:
+    pause(float(os.environ.get("STUB_HEAD_S", "0")))
     Link.cluster = Cluster(flags.node_ip_address, flags.num_gpus)
     try:
         server = Server((flags.node_ip_address, flags.port), Link)
