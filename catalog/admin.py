@@ -5,31 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from unfold.admin import StackedInline
+from unfold.widgets import UnfoldAdminTextareaWidget
 
-from catalog import spec
-from catalog.actions import Applied, CatalogRefused, put_model, remove_model, roll_back
-from catalog.models import CatalogVersion, Model, Profile
-from llmgw.core.admin_site import ReadOnly
+from catalog import spec, yaml_io
+from catalog.actions import Applied, CatalogRefused, check_catalog, put_model, remove_model, roll_back
+from catalog.models import CatalogVersion, Model
+from llmgw.core.admin_site import OwnAdmin, ReadOnly
 from tenants.audit import Actor
 
+MAX_NOTICES = 10
 
-class ProfileInline(StackedInline):
-    model = Profile
-    extra = 0
 
-    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
+class ModelTextForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A model and its profiles as text, checked as part of the whole catalog."""
 
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
+    text = forms.CharField(
+        label="As YAML",
+        strip=False,
+        max_length=yaml_io.MAX_CHARACTERS,
+        widget=UnfoldAdminTextareaWidget({"rows": 30, "spellcheck": "false", "wrap": "off"}),
+        help_text="The same keys as in the catalog's file; the page Catalog has a form for them.",
+    )
 
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
+    class Meta:
+        model = Model
+        fields: list[str] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.replaces: str | None = self.instance.name or None
+        if self.replaces:
+            self.initial["text"] = yaml_io.dump_model(self.instance.spec())
+
+    def clean_text(self) -> spec.Model:
+        read = yaml_io.parse_model(str(self.cleaned_data["text"]).replace("\r\n", "\n"))
+        if read.problems:
+            raise forms.ValidationError([str(problem) for problem in read.problems])
+        (model,) = read.models
+        old = Model.objects.snapshot()
+        if self.replaces is None and any(each.name == model.name for each in old):
+            raise forms.ValidationError(f"There is a model {model.name} already; choose another name, or edit it.")
+        new = tuple(model if each.name == self.replaces else each for each in old)
+        try:
+            check_catalog(models=new if self.replaces else (*old, model))
+        except CatalogRefused as refused:
+            raise forms.ValidationError([str(problem) for problem in refused.problems]) from None
+        return model
 
 
 def _scale(model: spec.Model, actor: Actor, *, least: int) -> Applied:
@@ -38,14 +65,26 @@ def _scale(model: spec.Model, actor: Actor, *, least: int) -> Applied:
 
 
 @admin.register(Model)
-class ModelAdmin(ReadOnly):
-    """A model is valid only within the whole catalog: it is changed as YAML or through the API, never by field."""
+class ModelAdmin(OwnAdmin):
+    """A model is valid only within the whole catalog: it is changed as a text, never by field."""
+
+    form = ModelTextForm
 
     list_display = ["name", "aliases", "source", "scaling_min", "scaling_max", "routing_profile", "changed_at"]
     list_filter = ["routing_profile"]
     search_fields = ["name", "aliases", "source"]
-    inlines = [ProfileInline]
+    fields = ["text"]
     actions = ["keep_up", "switch_off", "remove"]
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False  # by the action, which asks whether others fall back on it
+
+    def save_model(self, request: HttpRequest, obj: Model, form: ModelTextForm, change: bool) -> None:
+        model: spec.Model = form.cleaned_data["text"]
+        done = put_model(model=model, replaces=form.replaces, actor=Actor.of(request, via="admin"))
+        obj.pk, obj.name = Model.objects.get(name=model.name).pk, model.name
+        for notice in done.notices[:MAX_NOTICES]:
+            self.message_user(request, str(notice), messages.WARNING)
 
     @admin.action(description="Keep one replica up")
     def keep_up(self, request: HttpRequest, queryset: QuerySet[Model]) -> None:

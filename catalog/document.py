@@ -82,9 +82,9 @@ def read(data: object, lines: Mapping[Place, int] | None = None) -> Read:
     return Read(spec.normalise_all(found), tuple(reader.problems))
 
 
-def read_model(data: object) -> Read:
+def read_model(data: object, lines: Mapping[Place, int] | None = None) -> Read:
     """One model."""
-    reader = _Reader({})
+    reader = _Reader(lines or {})
     return Read((spec.normalise(reader.model(data, ())),), tuple(reader.problems))
 
 

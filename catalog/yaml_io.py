@@ -34,6 +34,17 @@ def parse(text: str) -> Read:
     return Read(found.models, problems)
 
 
+def parse_model(text: str) -> Read:
+    """One model by itself, read and not checked: that takes the whole catalog."""
+    data, lines, problems = _plain(text)
+    return Read((), problems) if problems else document.read_model(data, lines)
+
+
+def dump_model(model: Model) -> str:
+    """YAML that `parse_model` reads back as the same model."""
+    return yaml.dump(document.write_model(model), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
 def dump(models: Sequence[Model]) -> str:
     """YAML that `parse` reads back as the same models."""
     return yaml.dump(document.write(models), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -11,6 +11,8 @@ import pytest
 from django.http import QueryDict
 from django.test import Client
 from django.urls import reverse
+from django_otp import DEVICE_ID_SESSION_KEY
+from django_otp.plugins.otp_totp.models import TOTPDevice
 from hypothesis import given, settings
 from pytest_django import DjangoAssertNumQueries
 
@@ -307,3 +309,65 @@ def test_an_empty_catalog_leads_to_the_form(client: Client, root: User) -> None:
     assert 'href="/catalog/add/"' in client.get("/catalog/").content.decode()
     assert "was never changed" in client.get("/catalog/versions/").content.decode()
     assert client.get("/catalog/add/").status_code == 200
+
+
+# --- in the admin ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def verified(client: Client, root: User) -> Client:
+    """Root, who came with a second factor."""
+    device = TOTPDevice.objects.create(user=root, confirmed=True)
+    session = client.session
+    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
+    session.save()
+    return client
+
+
+def test_a_model_is_edited_in_the_admin_under_the_same_rules(verified: Client, stored: Any) -> None:
+    row = Model.objects.get(name="org/m")
+    url = f"/admin/catalog/model/{row.pk}/change/"
+    assert "name: org/m" in verified.get(url).content.decode()
+    text = yaml_io.dump_model(M)
+    for wrong, says in (
+        (text.replace("max: 3", "max: 0"), "model org/m: scaling.max: max 0 is below min 1"),
+        (text.replace("tp: 2", "tpp: 2"), "model org/m, profile big: tpp: The key tpp is unknown. Did you mean tp?"),
+        (text.replace("name: org/m", "name: n"), "n is already a model&#x27;s name"),
+        ("- a", "It must be a mapping with name"),
+        ("{", "This is not YAML"),
+    ):
+        assert says in not_saved(verified.post(url, {"text": wrong}))
+    assert Model.objects.snapshot() == stored
+    renamed = text.replace("max: 3", "max: 4").replace("name: org/m", "name: mm").replace("\n", "\r\n")
+    saved(verified.post(url, {"text": renamed}, follow=True))
+    assert Model.objects.snapshot()[0] == replace(M, name="mm", scaling=spec.scaling(1, 4, 60))
+    assert AuditEntry.objects.filter(action="change catalog", via="admin").exists()
+
+
+def test_a_model_is_added_in_the_admin_and_never_over_another(verified: Client, stored: Any) -> None:
+    text = yaml_io.dump_model(replace(N, name="new"))
+    assert "new" in saved(verified.post("/admin/catalog/model/add/", {"text": text}, follow=True))
+    assert [model.name for model in Model.objects.snapshot()] == ["org/m", "n", "new"]
+    page = not_saved(verified.post("/admin/catalog/model/add/", {"text": text.replace("/m/n", "/m/x")}))
+    assert "There is a model new already" in page
+    assert verified.post(f"/admin/catalog/model/{Model.objects.get(name='n').pk}/delete/").status_code == 403
+
+
+def test_every_surface_refuses_the_same_change_in_the_same_words(verified: Client, stored: Any) -> None:
+    says = "model n, profile cpu: tp: llama.cpp has no parallel ranks; set tp to 1, not 2."
+    wrong = replace(N, profiles=(replace(CPU, tp=2),))
+    text = yaml_io.dump([M, wrong])
+    url = f"/admin/catalog/model/{Model.objects.get(name='n').pk}/change/"
+    api = [
+        verified.put("/api/v1/catalog", text, content_type="application/yaml"),
+        verified.put("/api/v1/catalog", document.write([M, wrong]), content_type="application/json"),
+        verified.put("/api/v1/models/n", document.write_model(wrong), content_type="application/json"),
+    ]
+    told = [re.sub(r"^line \d+, ", "", answer.json()["error"]["message"]) for answer in api]
+    assert told == [says] * 3
+    for page in (
+        verified.post("/catalog/text/", {"text": text, "version": "1"}),
+        verified.post(url, {"text": yaml_io.dump_model(wrong)}),
+    ):
+        assert "profile cpu: tp: llama.cpp has no parallel ranks; set tp to 1, not 2." in not_saved(page)
+    form = not_saved(verified.post("/catalog/edit/n/", filled(N, **{"profiles-0-tp": "2"})))
+    assert "llama.cpp has no parallel ranks; set tp to 1, not 2." in form
+    assert Model.objects.snapshot() == stored
