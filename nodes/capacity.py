@@ -37,7 +37,7 @@ def seek(model: spec.Model, cluster: Cluster, held: Holds, kept: Kept) -> Placed
         waits = held.get((model.name, profile.name), {})
         if "" in waits:
             names = [node.name for node in cluster.nodes] or [""]
-            reasons += [TurnedDown(name, profile.name, waits[""]) for name in names]
+            reasons += [TurnedDown(name, profile.name, waits[""], anywhere=bool(name)) for name in names]
             continue
         closed = {**kept, **waits}
         open_nodes = tuple(node for node in cluster.nodes if node.name not in closed)

@@ -20,6 +20,7 @@ from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
 from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
 from nodes.poke import poke
+from nodes.reasons import told
 
 __all__ = ["apply", "poke", "run_pass"]
 
@@ -259,7 +260,6 @@ def _remember(changed: Reasons, now: datetime, *, said: set[str]) -> None:
         if not made:
             ModelStatus.objects.filter(model=model).update(**fields)
         if begins:
-            first = reasons[0]
-            where = f"node {first.node} {first.reason}" if first.node else first.reason
-            rest = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            timeline.note("unplaced", f"model {model} finds no place: {where}{rest}", at=now, model=model)
+            first, *others = told(reasons)
+            rest = f" (and {len(others)} more)" if others else ""
+            timeline.note("unplaced", f"model {model} finds no place: {first}{rest}", at=now, model=model)

@@ -65,7 +65,8 @@ def place(
         general = _quota_fault(model, profile, cluster, held)
         general = general or (_nowhere(profile, fleet or nodes) if nodes else NO_NODE)
         if general:
-            reasons += [TurnedDown(name, profile.name, general) for name in [node.name for node in nodes] or [""]]
+            names = [node.name for node in nodes]
+            reasons += [TurnedDown(name, profile.name, general, anywhere=bool(name)) for name in names or [""]]
             continue
         answers = [(node.name, consider(node, model, profile, held)) for node in nodes]
         fits = [answer for _, answer in answers if isinstance(answer, Fit)]

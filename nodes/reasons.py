@@ -35,8 +35,8 @@ def _lines(profile: str, mine: Sequence[TurnedDown]) -> Iterator[str]:
     everywhere = len({turned.node for turned in mine})
     for kind, nodes in kinds.items():
         first = told_by[kind]
-        if not first.node:
-            yield first.reason
+        if not first.node or first.anywhere:
+            yield f"{profile}: {first.reason}" if first.node else first.reason
             continue
         alike = f" (on {first.node}; alike on the others)" if len(nodes) > len(exact[first.reason]) else ""
         yield f"{_named(nodes, everywhere)} ({profile}): {first.reason}{alike}"

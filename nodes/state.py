@@ -154,6 +154,8 @@ class TurnedDown:
     node: str
     profile: str
     reason: str
+    anywhere: bool = False
+    """Whether the reason is the profile's own, and so the same on every node."""
 
 
 @dataclass(frozen=True, slots=True)

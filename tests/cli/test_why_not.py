@@ -95,7 +95,7 @@ CASES = {
         two_nodes,
         {**GPU, "gpu_class": "b300-270g"},
         (
-            "one, two (gpu): no node has b300-270g; the cluster has 4 h100-80g. Add a node with them, "
+            "gpu: no node has b300-270g; the cluster has 4 h100-80g. Add a node with them, "
             "or change gpu_class of profile gpu",
         ),
     ),
@@ -119,7 +119,7 @@ CASES = {
         with_quota,
         GPU,
         (
-            "one, two (gpu): team red may hold 3 h100-80g and holds 2: held 2; this needs 2 more. "
+            "gpu: team red may hold 3 h100-80g and holds 2: held 2; this needs 2 more. "
             "Stop one of its replicas, or: llmgw ctl quota set red h100-80g 4",
         ),
         team="red",
@@ -144,15 +144,12 @@ CASES = {
     "labels that match nothing": Case(
         two_nodes,
         {**GPU, "labels": {"zone": "west"}},
-        (
-            "one, two (gpu): no node has the label zone=west that profile gpu asks for; "
-            "label a node so, or change the profile",
-        ),
+        ("gpu: no node has the label zone=west that profile gpu asks for; label a node so, or change the profile",),
     ),
     "a node nobody has": Case(
         two_nodes,
         {**GPU, "only_nodes": ["nine"]},
-        ("one, two (gpu): no node is named nine; correct only_nodes of profile gpu",),
+        ("gpu: no node is named nine; correct only_nodes of profile gpu",),
     ),
     "too few cores": Case(
         two_nodes,

@@ -250,7 +250,7 @@ def gpu_node(name: str, count: int = 8, *, free_bytes: int = 500 * GIB, **fields
     [
         (
             {"gpu_class": "b300-270g", "gpus_per_node": 1},
-            "a, b (gpu): no node has b300-270g; the cluster has 16 h100-80g",
+            "gpu: no node has b300-270g; the cluster has 16 h100-80g",
         ),
         (
             {"gpu_class": "h100-80g", "gpus_per_node": 8, "nodes": 2, "tp": 16},
@@ -262,7 +262,7 @@ def gpu_node(name: str, count: int = 8, *, free_bytes: int = 500 * GIB, **fields
         ),
         (
             {"gpu_class": "h100-80g", "gpus_per_node": 1, "labels": {"zone": "west"}},
-            "a, b (gpu): no node has the label zone=west that profile gpu asks for",
+            "gpu: no node has the label zone=west that profile gpu asks for",
         ),
     ],
 )

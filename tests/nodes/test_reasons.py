@@ -36,6 +36,11 @@ def test_a_thousand_nodes_that_differ_in_figures_and_names_are_one_line_too() ->
     )
 
 
+def test_a_reason_that_holds_anywhere_names_the_profile_and_no_nodes() -> None:
+    everywhere = [TurnedDown(f"n{n}", "p", "no node has such cards", anywhere=True) for n in range(3)]
+    assert told(everywhere) == ("p: no node has such cards",)
+
+
 def test_up_to_some_reasons_are_told_word_for_word() -> None:
     few = [f"has {n}.5 GB of disk free; free some" for n in range(SHOWN)]
     assert told(turned(*few)) == tuple(f"n{n:04} (p): {reason}" for n, reason in enumerate(few))

@@ -66,7 +66,7 @@ def test_a_model_that_fits_nowhere_says_why_for_every_node(world: World) -> None
         "one": "has 17.2 GB of memory left, 500.0 GB are required; free some, or lower required_memory_gb",
         "two": "is cordoned; to use it: llmgw ctl uncordon NODE",
     }
-    assert world.told()[-1].startswith("Model smollm2 finds no place: node one has 17.2 GB")
+    assert world.told()[-1].startswith("Model smollm2 finds no place: one (cpu): has 17.2 GB")
     actions.uncordon_node(node=agent.node, actor=SYSTEM)
     catalog.Model.objects.update(required_memory_gb=1)
     world.run(6)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from django_otp import DEVICE_ID_SESSION_KEY
 from django_otp.plugins.otp_totp.models import TOTPDevice
+from playwright.sync_api import Page, expect
 
+from nodes.models import Node
 from tenants.models import AuditEntry, CapacityQuota, Role, Team, User
 from tests import factories
 from tests.pages import rows
+from tests.pages.conftest import look
 from tests.worlds import World
 
 pytestmark = pytest.mark.django_db
@@ -94,3 +98,37 @@ def test_the_admin_sets_a_quota(root: Client, team: Team) -> None:
     assert CapacityQuota.objects.get().cards == 4
     assert AuditEntry.objects.filter(via="admin", action="make capacity quota").exists()
     assert "h100-80g" in text_of(root, "/admin/tenants/capacityquota/")
+
+
+# --- looked at -------------------------------------------------------------------------------------------------------
+@pytest.mark.browser
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.xdist_group("browser")
+def test_cards_capacity_and_reasons_fit_wide_and_narrow(page: Page) -> None:
+    world = World()
+    world.now = timezone.now()
+    for name in ("gpu-1", "gpu-2", "gpu-3"):
+        world.add_cards(name, cards=8)
+    Node.objects.filter(name="gpu-2").update(cordoned_at=world.now)
+    world.agents["gpu-3"].broken = "CUDA out of memory: tried to allocate 2.5 GiB of 79.1 GiB"
+    team = factories.make_team("Research")
+    for gpu_class, cards in (("h100-80g", 4), ("b300-270g", 16)):
+        CapacityQuota.objects.create(team=team, gpu_class=gpu_class, cards=cards)
+    factories.make_model("chat-70b", profiles=(CARDS,), min=2, max=2, team="research")
+    factories.make_model("batch", profiles=({**CARDS, "capacity_class": "spot"},), min=3, max=3, team="research")
+    world.run(20)
+    factories.make_user("root", is_superuser=True)
+    page.goto(f"/sign-in/?next=/limits/team/{team.pk}/")
+    page.fill("input[name=username]", "root")
+    page.fill("input[name=password]", "correct horse")
+    page.click("main button.primary, form button.primary")
+    expect(page.get_by_role("heading", name="Cards")).to_be_visible()
+    look(page, "team-cards")
+    page.goto("/models/batch/")
+    expect(page.get_by_role("heading", name="Why")).to_be_visible()
+    look(page, "model-why")
+    page.goto("/dashboard/")
+    expect(page.get_by_role("cell", name="b300-270g", exact=True)).to_be_visible()
+    look(page, "dashboard-cards")
+    page.goto(f"/teams/{team.pk}/cards/?class=h100-80g")
+    look(page, "team-cards-form")
