@@ -146,7 +146,7 @@ def make_node(*, name: str, actor: Actor) -> tuple[Node, str]:
             f"llmgw ctl node-token {name} --renew"
         )
     audit.record(actor, "make node", name)
-    timeline.note("made", f"node {name} may join", at=timezone.now(), node=name)
+    timeline.note("made", f"node {name} may join, as {actor.name} decided", at=timezone.now(), node=name)
     return node, secret.text
 
 
@@ -156,6 +156,8 @@ def renew_join_token(*, node: Node, actor: Actor) -> str:
     secret = new_secret("nt")
     Node.objects.filter(pk=node.pk).update(token_digest=secret.digest)
     audit.record(actor, "renew join token", node.name)
+    text = f"the join token of node {node.name} was renewed by {actor.name}; the old one is void"
+    timeline.note("renew join token", text, at=timezone.now(), node=node.name)
     return secret.text
 
 

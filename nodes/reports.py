@@ -32,8 +32,9 @@ def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) ->
     rows = Shard.objects.filter(replica=status.replica, rank=status.rank, node=node)
     shard = rows.select_related("replica").first()
     if shard is None:
-        if Replica.objects.filter(pk=status.replica).exists():
-            _refuse(node, status, now)
+        model = Replica.objects.filter(pk=status.replica).values_list("model", flat=True).first()
+        if model is not None:
+            _refuse(node, model, status, now)
             return True
         return status.state in OVER
     moved = shard.port != status.port
@@ -45,12 +46,12 @@ def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) ->
     shard.save(update_fields=["state", "port", "pid", "changed_at", "reason", "progress", "rendezvous"])
     if over or listens:
         poke()
-    if _follow(shard.replica, status.reason, tail, now) or moved:
+    if _follow(shard.replica, node, status.reason, tail, now) or moved:
         doorbell.table_changed()
     return True
 
 
-def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
+def _follow(replica: Replica, node: str, reason: str, tail: str, now: datetime) -> bool:
     """Give the replica the state that its shards add up to; whether that is another than before."""
     state = replica_state(Shard.objects.filter(replica=replica).values_list("rank", "state"))
     changed = {"state": state, "state_at": now, "reason": reason[:1000]}
@@ -64,7 +65,7 @@ def _follow(replica: Replica, reason: str, tail: str, now: datetime) -> bool:
         return False
     if state in ("ready", "failed", "stopped", "loading"):
         text = f"replica {replica.name} of {replica.model} is {state}" + (f": {reason}" if reason else "")
-        timeline.note(state, text, at=now, model=replica.model, replica=replica.name)
+        timeline.note(state, text, at=now, model=replica.model, replica=replica.name, node=node)
     if state == "ready":
         poke()
     return True
@@ -84,7 +85,7 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
         if shard is None and status.state not in OVER:
             shard = _adopt(node, spec, now, adopted)
         if shard and status.state not in OVER and shard.replica.wanted == Wanted.STOP:
-            _stop_again(node, spec.replica, spec.rank, now)
+            _stop_again(node, shard.replica, spec.rank, now)
         observe(node, status, "", now)
     for shard in Shard.objects.filter(node=node).select_related("replica"):
         if (shard.replica_id, shard.rank) not in told:
@@ -137,18 +138,28 @@ def _lacks(replica: Replica, spec: protocol.ShardSpec) -> bool:
     return Profile.objects.filter(model__name=spec.model, name=spec.profile, nodes__gt=spec.rank).exists()
 
 
-def _stop_again(node: str, replica: str, rank: int, now: datetime) -> None:
-    """A shard that is not to run is still there: its agent is told, unless it is being told already."""
-    if not commands.unanswered(replica, "stop_shard").filter(node=node).exists():
-        commands.store(node=node, body=protocol.StopShard(replica=replica, rank=rank), now=now)
+def _stop_again(node: str, replica: Replica, rank: int, now: datetime) -> None:
+    """A shard that is not to run is still there."""
+    if not _tell_to_stop(node, replica.name, rank, now):
+        return
+    text = f"replica {replica.name} still runs on node {node}, which is told again to stop it"
+    timeline.note("stop", text, at=now, model=replica.model, replica=replica.name, node=node)
 
 
-def _refuse(node: str, status: protocol.ShardState, now: datetime) -> None:
+def _tell_to_stop(node: str, replica: str, rank: int, now: datetime) -> bool:
+    """False when the agent is being told already."""
+    if commands.unanswered(replica, "stop_shard").filter(node=node).exists():
+        return False
+    commands.store(node=node, body=protocol.StopShard(replica=replica, rank=rank), now=now)
+    return True
+
+
+def _refuse(node: str, model: str, status: protocol.ShardState, now: datetime) -> None:
     """A shard that the store knows to be elsewhere, or not at all: nothing of its replica changes."""
     if status.state in ("stopping", "stopped"):
         return  # as it was told to
     if status.state not in OVER:
-        _stop_again(node, status.replica, status.rank, now)
+        _tell_to_stop(node, status.replica, status.rank, now)
     noted = Event.objects.filter(kind="refused", replica=status.replica, node=node, at__gt=now - NOTED_EVERY)
     if noted.exists():
         return
@@ -157,7 +168,7 @@ def _refuse(node: str, status: protocol.ShardState, now: datetime) -> None:
     text = f"node {node} reports rank {status.rank} of replica {status.replica}, which {whose}; it is not listened to"
     if status.state not in OVER:
         text += ", and told to stop it"
-    timeline.note("refused", text, at=now, replica=status.replica, node=node)
+    timeline.note("refused", text, at=now, model=model, replica=status.replica, node=node)
 
 
 def _gone(node: str, shard: Shard, now: datetime) -> None:
@@ -175,7 +186,8 @@ def stop_answered(shard: Shard, ack: protocol.Ack, now: datetime) -> None:
     """A shard that had ended is released by its agent's answer; one that runs reports its end itself."""
     if not ack.ok:
         text = f"replica {shard.replica_id} could not be stopped on node {shard.node_id}: {ack.error}"
-        timeline.note("refused", text, at=now, replica=shard.replica_id, node=shard.node_id)
+        model = shard.replica.model
+        timeline.note("refused", text, at=now, model=model, replica=shard.replica_id, node=shard.node_id)
     elif shard.state in protocol.ENDED:
         Shard.objects.filter(pk=shard.pk, state__in=protocol.ENDED).update(state="stopped", changed_at=now)
         poke()
