@@ -99,6 +99,12 @@ def test_readings_are_bounded() -> None:
         intake.fitted(protocol.Heartbeat(load=protocol.NodeLoad(gpus=readings)))
 
 
+def test_errands_are_bounded() -> None:
+    errands = (protocol.Errand(command=1, what="/x"),) * 65
+    with pytest.raises(intake.Unfit, match="65 errands are more than 64"):
+        intake.fitted(protocol.Heartbeat(load=protocol.NodeLoad(), errands=errands))
+
+
 def test_a_full_message_passes_unchanged() -> None:
     sent = full_register()
     assert intake.fitted(sent) is sent

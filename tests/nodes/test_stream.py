@@ -17,7 +17,7 @@ from django.test import Client
 from agent import protocol
 from llmgw.asgi import application
 from nodes import actions, commands, consumers
-from nodes.models import Command, Node, Replica
+from nodes.models import Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tests import hardware
 from tests.factories import inventory, make_user
@@ -276,6 +276,58 @@ async def test_heartbeats_are_written_when_they_tell_something_new(token: str) -
         await tell(link, protocol.ShardStatus(status=protocol.ShardState(replica="r", state="failed", reason="no")))
         await until(Replica.objects.filter(state="failed").aexists)
         assert (await Node.objects.aget()).load == {"load_1m": 2.0}
+
+
+async def test_a_heartbeat_tells_of_sensors_disk_fetches_and_errands(token: str) -> None:
+    load = protocol.NodeLoad(
+        load_1m=1.5,
+        cpu_percent=7.0,
+        memory_used_bytes=3,
+        disk_free_bytes=4,
+        sensors=(protocol.Sensor(name="cpu", value=50.0, unit="C"),),
+        gpus=(hardware.READING,),
+        gpus_age_s=0.5,
+    )
+    progress = protocol.Progress(done_bytes=1, total_bytes=4, rate_bytes_s=2.0, note="from the mirror")
+    fetching = protocol.ShardState(replica="r", state="fetching", progress=progress)
+    errand = protocol.Errand(command=7, what="/x", progress=progress)
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        await tell(link, protocol.Heartbeat(load=load, shards=(fetching,), errands=(errand,)))
+        await until(Replica.objects.filter(state="fetching").aexists)
+    row = await Node.objects.aget()
+    assert msgspec.convert(row.load, protocol.NodeLoad) == load
+    assert msgspec.convert(row.errands, tuple[protocol.Errand, ...]) == (errand,)
+    shard = await Shard.objects.aget()
+    assert msgspec.convert(shard.progress, protocol.Progress) == progress
+
+
+async def test_an_errand_that_moved_on_is_written_at_once_and_one_that_did_not_is_not(token: str) -> None:
+    async with connected(token) as link:
+        await tell(link, a_register())
+        await heard(link)
+        running = protocol.Errand(command=7, what="/x")
+        done = msgspec.structs.replace(running, state="done")
+        for errands in ((running,), (running,), (done,)):
+            await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), errands=errands))
+        await until(Event.objects.filter(kind="errand done", node="one").aexists)
+    assert (await Event.objects.aget(kind="errand done")).text == "Node one has /x now"
+
+
+async def test_an_agent_that_left_while_it_was_answered_is_no_fault(
+    token: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def gone(*_: object) -> None:
+        raise ConnectionResetError
+
+    caplog.set_level("INFO")
+    async with connected(token) as link:
+        monkeypatch.setattr(consumers.AgentStream, "_say", gone)
+        await tell(link, a_register())
+        await until(lambda: in_db(lambda: "ended while it was being answered" in caplog.text))
+        monkeypatch.undo()
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_second_stream_takes_over_and_the_first_is_told(token: str) -> None:

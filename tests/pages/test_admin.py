@@ -8,12 +8,14 @@ import pytest
 from django.apps import apps
 from django.contrib import admin
 from django.test import Client
+from django.utils import timezone
 from django_otp import DEVICE_ID_SESSION_KEY
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from catalog.models import CatalogVersion, Model
 from llmgw.core.admin_site import ReadOnly
 from llmgw.core.models import Secret
+from nodes.models import Certificate
 from tenants.models import AuditEntry, Key, Project, User
 from tests import factories
 from tests.pages import rows
@@ -128,6 +130,10 @@ def test_nodes_are_cordoned_drained_and_removed(client: Client, root: User) -> N
     assert node.cordoned_at
     assert node.draining_at
     act(client, "nodes", "node", "uncordon", node.pk)
+    Certificate.objects.create(node=node, serial="1", made_by="root", expires_at=timezone.now())
+    assert "node1: certificates revoked" in act(client, "nodes", "node", "revoke", node.pk)
+    assert not Certificate.objects.exists()
+    assert "/nodes/node1/manage/" in client.get("/admin/nodes/node/node1/change/").content.decode()
     assert "drain it and stop its agent first" in act(client, "nodes", "node", "remove", node.pk)
     type(node).objects.update(state="lost")
     assert "Node node1 removed" in act(client, "nodes", "node", "remove", node.pk)
