@@ -1,6 +1,6 @@
 """The head of a GGUF file: its keys and the shapes of its tensors, without its weights. Pure.
 
-The format's own description: ggml-org/ggml, docs/gguf.md, versions 2 and 3.
+Versions 2 and 3, as ggml describes them.
 """
 
 from __future__ import annotations
