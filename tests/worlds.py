@@ -58,6 +58,8 @@ class Agent:
     deaf: bool = False
     silent: bool = False
     mute_acks: bool = False
+    forgot: bool = False
+    """Its process was started anew since it began: it knows what runs, and not what it was told."""
     broken: str = ""
     """Why engines fail here when they load; empty when they come up."""
 
@@ -90,6 +92,11 @@ class Agent:
             self.connect()
         return heard
 
+    def start_anew(self) -> protocol.Welcome | protocol.Refused:
+        self.answered.clear()
+        self.forgot = True
+        return self.connect()
+
     def obey(self) -> None:
         """Take the commands that are due, and do each once."""
         if self.silent or not self.connection:
@@ -109,7 +116,9 @@ class Agent:
             case protocol.StartShard():
                 assert body.engine_key
                 key = (body.spec.replica, body.spec.rank)
-                assert key not in self.engines, f"{key} was started twice"
+                if key in self.engines:
+                    assert self.forgot, f"{key} was started twice"
+                    return  # an agent leaves what runs as it is
                 self.engines[key] = Engine(body.spec, pid=self.world.next_number())
                 self.tell(self.engines[key])
             case protocol.StopShard():
