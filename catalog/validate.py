@@ -14,6 +14,7 @@ from catalog import names, sources, spec
 from catalog.document import MAX_PROBLEMS
 from catalog.spec import Model, Problem, Profile
 from llmgw.core import addresses
+from tenants.limits import class_objection
 
 MAX_MODELS = 5000
 MAX_LIST = 256
@@ -24,7 +25,6 @@ MAX_PROFILE_NAME = 80
 MAX_BAND = 20
 MAX_GB = 1_000_000
 MAX_LABEL_VALUE = 63
-_GPU_CLASS = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*-[1-9][0-9]{0,3}g\Z")
 _SLUG = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,120}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
@@ -226,12 +226,8 @@ def _engine(profile: Profile) -> Iterator[tuple[str, str]]:
             yield "gpu_class", f"{profile.engine} needs cards; name their class, for example h100-80g."
         if profile.nodes > 1:
             yield "nodes", f"A profile on CPUs runs on one node, not {profile.nodes}; set nodes to 1."
-    elif not _GPU_CLASS.match(profile.gpu_class):
-        shown = f"{profile.gpu_class[:40]!r}"
-        yield (
-            "gpu_class",
-            f"{shown} is not a class such as h100-80g: small letters, memory in GiB. For CPUs leave it out.",
-        )
+    elif objection := class_objection(profile.gpu_class):
+        yield "gpu_class", f"{objection} For CPUs leave it out."
     elif profile.nodes * profile.gpus_per_node != profile.tp * profile.pp:
         yield (
             "gpus_per_node",

@@ -81,10 +81,7 @@ class Quota(ApiView):
     @extend_schema(request=NewQuotaSerializer, responses=QuotaSerializer)
     def put(self, request: Request, pk: int, gpu_class: str) -> Response:
         """How many cards of the class the team's models may hold. What they hold already they keep."""
-        team = self._own(request, pk)
-        objection = limits.class_objection(gpu_class)
-        if objection:
-            raise Refused(objection, code="invalid", fields={"gpu_class": [objection]})
+        team = self._own(request, pk, gpu_class)
         wanted = NewQuotaSerializer(data=request.data)
         wanted.is_valid(raise_exception=True)
         try:
@@ -98,16 +95,18 @@ class Quota(ApiView):
     @extend_schema(responses=QuotaSerializer)
     def delete(self, request: Request, pk: int, gpu_class: str) -> Response:
         """Lift the quota: the team's models may hold as many of the class as there are."""
-        team = self._own(request, pk)
-        return self._answer(
-            team, gpu_class, actions.set_quota(team=team, gpu_class=gpu_class, cards=None, actor=actor(request))
-        )
+        team = self._own(request, pk, gpu_class)
+        changed = actions.set_quota(team=team, gpu_class=gpu_class, cards=None, actor=actor(request))
+        return self._answer(team, gpu_class, changed)
 
-    def _own(self, request: Request, pk: int) -> Team:
+    def _own(self, request: Request, pk: int, gpu_class: str) -> Team:
         user = person(request)
         team: Team = one(Team.objects.visible_to(user), pk=pk)  # type: ignore[arg-type]
         if not Team.objects.limited_by(user).filter(pk=pk).exists():
             raise PermissionDenied(f"The capacity quotas of team {team.name} are not yours to set. Ask an operator.")
+        objection = limits.class_objection(gpu_class)
+        if objection:
+            raise Refused(objection, code="invalid", fields={"gpu_class": [objection]})
         return team
 
     def _answer(self, team: Team, gpu_class: str, changed: bool) -> Response:

@@ -211,8 +211,9 @@ def quota_set(request: HttpRequest, pk: int) -> HttpResponse:
     """One class of cards at a time: a number sets the quota, an empty field lifts it."""
     team = _own(person(request), "team", pk)
     gpu_class = request.GET.get("class", "")
-    held = CapacityQuota.objects.filter(team=team, gpu_class=gpu_class).first() if gpu_class else None
-    initial = {"gpu_class": gpu_class[: limits.MAX_GPU_CLASS], "cards": held.cards if held else None}
+    gpu_class = "" if limits.class_objection(gpu_class) else gpu_class
+    held = CapacityQuota.objects.filter(team=team, gpu_class=gpu_class).first()
+    initial = {"gpu_class": gpu_class, "cards": held.cards if held else None}
     form = QuotaForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
         try:

@@ -69,6 +69,11 @@ def test_what_is_no_quota_is_refused(asks: Client, blue: Team, gpu_class: str, c
     assert not CapacityQuota.objects.exists()
 
 
+@pytest.mark.parametrize("gpu_class", ["H100", "x" * 50 + "-8g"])
+def test_what_is_no_class_cannot_be_lifted_either(asks: Client, blue: Team, gpu_class: str) -> None:
+    assert asks.delete(f"/api/v1/teams/{blue.pk}/quotas/{gpu_class}").status_code == 400
+
+
 def test_too_many_are_refused_in_words(asks: Client, blue: Team) -> None:
     CapacityQuota.objects.bulk_create(CapacityQuota(team=blue, gpu_class=f"c{n}-8g", cards=1) for n in range(100))
     status, answer = put(asks, blue, "h100-80g", 1)

@@ -67,6 +67,7 @@ def test_operators_set_and_lift_a_quota_on_the_teams_page(root: Client, team: Te
     assert 'value="8"' in text_of(root, f"{url}?class=h100-80g")
     assert "not a class such as h100-80g" in root.post(url, {"gpu_class": "H100", "cards": "8"}).content.decode()
     assert root.post(url, {"gpu_class": "h100-80g", "cards": "-1"}).status_code == 400
+    assert root.get(f"{url}?class=a%00b-8g").status_code == 200
     assert CapacityQuota.objects.get().cards == 8
     root.post(url, {"gpu_class": "h100-80g", "cards": ""})
     assert not CapacityQuota.objects.exists()
