@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from llmgw.core import secret_file
@@ -141,10 +142,12 @@ def write_ctl_file(base_url: str) -> None:
 
 
 def node_token(name: str) -> None:
-    """Have a node called `name` and its join token in `secrets/node-NAME` (0600)."""
+    """Have a node called `name` and its join token in `secrets/node-NAME` (0600). Raises ConfigError when another
+    machine speaks for it: two that took each other's token would take turns for ever."""
     from django.db import connection
+    from django.utils import timezone
 
-    from llmgw.config import current
+    from llmgw.config import ConfigError, current
     from nodes.actions import make_node, renew_join_token
     from nodes.models import Node
     from tenants.audit import SYSTEM
@@ -154,6 +157,12 @@ def node_token(name: str) -> None:
     known = path.exists() and Node.objects.filter(name=name, token_digest=digest(path.read_text().strip())).exists()
     if not known:
         node = Node.objects.filter(name=name).first()
+        quiet = timedelta(seconds=current().nodes.unreachable_after_s)
+        if node and node.last_seen_at and timezone.now() - node.last_seen_at < quiet:
+            raise ConfigError(
+                f"another machine is node {name} of this store (its `llmgw up` runs). Here run the parts one by one: "
+                "`llmgw server run web`, `worker`, `beat` and `gateway`, and `llmgw agent` with a node of its own."
+            )
         token = renew_join_token(node=node, actor=SYSTEM) if node else make_node(name=name, actor=SYSTEM)[1]
         secret_file.write(path, token + "\n")
     connection.close()
