@@ -299,8 +299,10 @@ class Supervisor:
     def _look_for_exit(self, key: Key, run: Run) -> None:
         for index, identity in enumerate(run.processes):
             code = process.reap(identity.pid)
-            if code is None and process.still_runs(identity):
-                continue
+            if code is None:
+                if process.still_runs(identity):
+                    continue
+                code = process.reap(identity.pid)  # it may have ended between the two looks
             sidecar = index < run.expected - 1
             ended = process.ending(code)
             self._feed(key, shards.Exited(f"its sidecar {index + 1} {ended}" if sidecar else ended))

@@ -99,6 +99,11 @@ def test_a_build_says_why_a_machine_cannot_have_it() -> None:
     assert "2 GPUs" in str(builds.objection(builds.XLLAMACPP, Host("a", "x86_64", gpus=2)))
 
 
+def test_an_engine_without_a_build_says_what_to_do() -> None:
+    assert builds.unnamed("exllama") == "This version of llmgw has no build of exllama."
+    assert all(key in builds.unnamed(engine) for engine, key in builds.NAMED_ONLY.items())
+
+
 # --- sources ---------------------------------------------------------------------------------------------------------
 def test_sources_of_three_kinds_are_read() -> None:
     assert sources.parse("/m/a.gguf") == sources.LocalFile("/m/a.gguf")

@@ -11,16 +11,18 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from agent import process
+from agent import launching, process
 from agent.config import AgentSettings
 from agent.host import Host
 from agent.installer import Installer
 from agent.main import Agent
-from agent.protocol import ShardSpec, ShardStatus, StartShard, StopShard
+from agent.protocol import Adapter, ShardSpec, ShardStatus, StartShard, StopShard
 from agent.supervisor import Supervisor
 from agent.weights import Weights
+from routing import lora
 from tests.agent.conftest import (
     ROOT,
     AgentProcess,
@@ -32,6 +34,7 @@ from tests.agent.conftest import (
     settings_for,
     spec,
 )
+from tests.agent.test_lora import write_peft
 from tests.stubs import played_node
 
 STUBS = ROOT / "tests" / "stubs"
@@ -218,6 +221,39 @@ async def test_a_headless_worker_is_ready_while_it_lives_and_has_no_port(
         link.close()
         await eventually(lambda: control_plane.states("r1")[-1] == "failed", what="failed")
     assert "rank 0 is gone" in control_plane.last("r1").tail
+
+
+async def test_a_repository_is_the_engines_to_fetch_and_its_adapters_are_there_under_gateways_names(
+    agent: AgentTask, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    adapter = Adapter(name="law", source=str(write_peft(tmp_path / "law")))
+    agent.start()
+    await eventually(lambda: control_plane.registers)
+    shard = rank(0, Path("org/model"), nodes=1, tp=1, fabric="", adapters=(adapter,))
+    await control_plane.send(StartShard(spec=shard))
+    await ready(control_plane, agent.log)
+    url = f"http://127.0.0.9:{control_plane.last('r1').status.port}/v1/models"
+    async with httpx.AsyncClient(trust_env=False) as http:
+        served = (await http.get(url)).json()["data"]
+    name = lora.adapter(adapter.name, adapter.source).engine_name
+    assert [(each["id"], each["root"]) for each in served] == [("tiny", "org/model"), (name, adapter.source)]
+
+
+async def test_adapters_that_are_loaded_when_asked_for_are_not_looked_at_before(
+    agent: AgentTask, control_plane: ControlPlane, model: Path
+) -> None:
+    agent.start()
+    await eventually(lambda: control_plane.registers)
+    adapters = (Adapter(name="law", source="/not/here"), Adapter(name="sql", source="org/sql"))
+    shard = rank(0, model, nodes=1, tp=1, fabric="", adapters=adapters, max_loaded_adapters=2)
+    await control_plane.send(StartShard(spec=shard))
+    await ready(control_plane, agent.log)
+
+
+async def test_waiting_for_a_listener_is_bounded_and_says_where_nobody_was() -> None:
+    port = free_port()
+    with pytest.raises(launching.NotStarted, match=f"nothing listened on 127.0.0.1:{port} within 0.5 s"):
+        await launching.wait_for_listener("127.0.0.1", port, limit_s=0.5)
 
 
 async def test_a_flag_that_vllm_does_not_have_is_in_the_tail_of_the_failure(

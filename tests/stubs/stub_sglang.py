@@ -153,9 +153,9 @@ def main(argv: list[str]) -> None:
     note("ready", rank=0)
     told_to_end.wait()
     Api.ending = True
+    note("end", rank=0)
     for link in links:
         link.sendall(BYE)
-    note("end", rank=0)
     os._exit(0)
 
 
