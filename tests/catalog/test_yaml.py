@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog import document, durations, yaml_io
+from catalog import document, durations, spec, yaml_io
 from catalog.defaults import default_catalog
 from catalog.names import fold
 from catalog.spec import Model, Problem, Profile, normalise_all
@@ -170,3 +170,23 @@ def test_a_problem_of_the_whole_catalog_stands_at_its_list() -> None:
     entry = "{name: m}"
     text = f"\nmodels: [{', '.join([entry] * (MAX_MODELS + 1))}]"
     assert [problem.line for problem in yaml_io.parse(text).problems] == [2]
+
+
+@settings(max_examples=20, deadline=None)
+@given(catalogs())
+def test_one_model_by_itself_reads_back_too(models: tuple[Model, ...]) -> None:
+    for model in models:
+        assert yaml_io.parse_model(yaml_io.dump_model(model)) == document.Read((model,), ())
+
+
+def test_a_fault_of_one_model_is_told_with_its_line() -> None:
+    assert [str(each) for each in yaml_io.parse_model("name: m\nsorce: /m\n").problems] == [
+        "line 2, model m: sorce: The key sorce is unknown. Did you mean source?"
+    ]
+    assert "This is not YAML" in str(yaml_io.parse_model("{").problems[0])
+
+
+def test_an_adapter_is_read_with_its_faults_named() -> None:
+    assert document.read_adapter({"name": "red", "source": "/a"}, model="m") == (spec.Adapter("red", "/a"), ())
+    (problem,) = document.read_adapter({"name": "red", "source": 1}, model="m")[1]
+    assert (problem.model, problem.field) == ("m", "adapters.source")
