@@ -16,7 +16,7 @@ def test_a_quota_is_set_listed_and_lifted(llmgw: Ctl) -> None:  # noqa: F811
     assert "llmgw ctl quota set TEAM h100-80g 8" in llmgw("ctl", "quota", "list").stdout
     done = llmgw("ctl", "quota", "set", "red", "h100-80g", "8")
     assert done.exit_code == 0, done.output
-    assert ["red", "h100-80g", "0", "8"] == done.stdout.splitlines()[1].split()[:4]
+    assert done.stdout.splitlines()[1].split()[:4] == ["red", "h100-80g", "0", "8"]
     listed = json.loads(llmgw("ctl", "quota", "list", "--team", "Red Team", "--json").stdout)
     assert [(each["team_name"], each["cards"]) for each in listed] == [("Red Team", 8)]
     lifted = llmgw("ctl", "quota", "set", str(team.pk), "h100-80g", "none")

@@ -180,7 +180,8 @@ def test_a_faulty_card_that_a_replica_holds_is_counted_once() -> None:
 def test_many_holders_are_counted() -> None:
     held = tuple(holder(f"r{i}", "a", i) for i in range(7))
     assert why(answer(FOUR, node(), replicas=held))["a"] == (
-        "needs 4 h100-80g; 1 free of 8: 1 held by r0, 1 held by r1, 1 held by r2, 1 held by r3, 3 more replicas; free some"
+        "needs 4 h100-80g; 1 free of 8: 1 held by r0, 1 held by r1, 1 held by r2, 1 held by r3, 3 more replicas; "
+        "free some"
     )
 
 

@@ -8,6 +8,7 @@ from django.utils import timezone
 from django_otp import DEVICE_ID_SESSION_KEY
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
+from pytest_django import DjangoAssertNumQueries
 
 from nodes.models import Node
 from tenants.models import AuditEntry, CapacityQuota, Role, Team, User
@@ -89,6 +90,18 @@ def test_a_team_sees_its_quota_and_does_not_lift_it(client: Client, team: Team) 
     assert f"/teams/{team.pk}/cards/" not in page
     assert client.post(f"/teams/{team.pk}/cards/", {"gpu_class": "h100-80g", "cards": ""}).status_code == 404
     assert CapacityQuota.objects.exists()
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_the_teams_page_takes_the_same_queries_however_many_cards_are_held(
+    root: Client, team: Team, django_assert_num_queries: DjangoAssertNumQueries, count: int
+) -> None:
+    rows.make_cluster(count)
+    for number in range(count):
+        CapacityQuota.objects.create(team=team, gpu_class=f"c{number}-8g", cards=1)
+    root.get("/account/")
+    with django_assert_num_queries(20):
+        text_of(root, f"/limits/team/{team.pk}/")
 
 
 def test_the_admin_sets_a_quota(root: Client, team: Team) -> None:
