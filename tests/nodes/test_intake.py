@@ -144,6 +144,8 @@ def test_any_message_is_fit_or_refused_in_words(part: Any) -> None:
         ({"shards": (running(engine="e" * 21),)}, "engine"),
         ({"shards": (running(slots=2**31),)}, "slots"),
         ({"shards": (running(port=0),)}, "port"),
+        ({"shards": (running(adapters=(protocol.Adapter(name="", source="/x"),)),)}, "an adapter of replica r"),
+        ({"shards": (running(max_loaded_adapters=-1),)}, "max_loaded_adapters"),
         ({"shards": (running(pid=2**31),)}, "pid"),
     ],
 )
