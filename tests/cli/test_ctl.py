@@ -21,7 +21,6 @@ from catalog import yaml_io
 from catalog.defaults import default_catalog
 from catalog.models import Model
 from llmgw.cli.main import app
-from nodes import actions as node_actions
 from nodes import identity
 from nodes.models import Event
 from nodes.snapshot import current_summary
