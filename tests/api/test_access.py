@@ -64,6 +64,7 @@ ROUTES = {
     "api-catalog-version": Route("catalog/versions/1", read=HIDDEN),
     "api-catalog-roll-back": Route("catalog/versions/1/roll-back", write=HIDDEN),
     "api-models": Route("models", read=HIDDEN),
+    "api-adapters": Route("models/smollm2/adapters", read=HIDDEN, write=HIDDEN, body='{"name": "x", "source": "/x"}'),
     "api-model": Route("models/smollm2", read=HIDDEN, write=HIDDEN, method="DELETE"),
     "api-summary": Route("summary", read=HIDDEN),
     "api-fabrics": Route("fabrics", read=HIDDEN),
