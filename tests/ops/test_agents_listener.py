@@ -18,7 +18,8 @@ import pytest
 
 from agent import protocol, tls
 from agent.config import AgentSettings, ConfigError
-from llmgw.ops import pki
+from llmgw.config import Agents, Settings
+from llmgw.ops import pki, up
 from tests.agent.conftest import eventually, free_port, settings_for
 from tests.agent.test_session import Speaker, speaking
 
@@ -227,3 +228,10 @@ def test_a_listener_without_its_certificate_does_not_start(tmp_path: Path) -> No
 def _listens(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("port", [None, 8444])
+def test_up_runs_the_listener_once_its_port_is_set(port: int | None, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, agents=Agents(port=port))
+    names = [part.name for part in up._parts(tmp_path / "agent.yaml", settings)]
+    assert names == ["serve", *(["agents"] if port else []), "worker", "agent"]
