@@ -176,6 +176,7 @@ def test_a_keeper_that_stood_still_believes_nothing_when_it_goes_on() -> None:
     assert Lease.objects.get().holder == "b"
 
 
+@pytest.mark.django_db(transaction=True)  # its connection is closed
 def test_a_keeper_that_cannot_reach_the_store_holds_on_for_no_longer_than_its_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,7 +93,7 @@ def test_nothing_flips_while_nobody_asks() -> None:
     world.run(20)
     before = flips()
     world.loads = lambda: in_flight(world, 0)
-    world.run(300, step=5)
+    world.run(300, step=10)
     assert flips() == before
     assert world.starts == 1
 
@@ -123,9 +123,9 @@ def test_a_copy_that_loads_counts_as_one_that_is_there() -> None:
     for name in ("one", "two"):
         agent = world.add(name)
         agent.work = lambda: None  # type: ignore[method-assign]
-    for _ in range(120):
+    for _ in range(40):
         note_demand(["smollm2"], cold=True, now=world.now)
-        world.run(1)
+        world.run(3, step=3)
     assert world.starts == 1
     assert len(world.engines()) == 1
 
