@@ -62,9 +62,9 @@ def _child(command: Sequence[str], log: Path, stop: signal.Signals) -> Iterator[
 
 
 @contextlib.contextmanager
-def redis_server() -> Iterator[str]:
-    """Yields the URL of an empty Redis."""
-    port = free_port()
+def redis_server(port: int | None = None) -> Iterator[str]:
+    """Yields the URL of an empty Redis; with `port`, of one that is started again where an earlier one was."""
+    port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="llmgw-redis-") as folder:
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
         with _child(command, Path(folder) / "log", signal.SIGTERM):

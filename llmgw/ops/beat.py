@@ -39,6 +39,7 @@ class LeadScheduler(Scheduler):
         self.keeper = keeper or lease.Keeper(lease.LEADER, ttl_s=settings.LLMGW.nodes.lease_ttl_s)
         self._fence = 0
         self._said = ""
+        self._alone = False
         super().__init__(app, *args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -78,12 +79,18 @@ class LeadScheduler(Scheduler):
     def apply_async(self, entry: ScheduleEntry, **kwargs: Any) -> Any:
         """Enqueue a job. A queue that takes none must not stop passes: the leader runs them itself then."""
         try:
-            return super().apply_async(entry, **kwargs)
+            enqueued = super().apply_async(entry, **kwargs)
         except SchedulingError as error:
             if entry.task != RECONCILE:
                 raise
-            log.warning("%s; the pass is run here", error)
+            if not self._alone:
+                log.warning("%s; passes are run here until the queue is back", error)
+            self._alone = True
             return tasks.reconcile()
+        if self._alone:
+            log.info("The queue takes jobs again")
+        self._alone = False
+        return enqueued
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         try:

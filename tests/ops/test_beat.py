@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from llmgw.ops.beat import Beat, LeadScheduler
 from nodes.models import Event, Replica
 from nodes.poke import RECONCILE
 from tests.factories import make_model, make_node
-from tests.services import wait_until
+from tests.services import free_port, redis_server, wait_until
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
@@ -62,6 +63,11 @@ def enqueued(app: Celery) -> list[str]:
             message.ack()
             found.append(message.headers["task"])
     return sorted(found)
+
+
+def with_redis(url: str) -> config.Settings:
+    found: config.Settings = settings.LLMGW.model_copy(update={"redis": config.Redis(url=url)})
+    return found
 
 
 def ticks(scheduler: LeadScheduler, times: int = 4) -> None:
@@ -117,15 +123,31 @@ def test_who_leads_is_logged_once(app: Celery, caplog: pytest.LogCaptureFixture)
 def test_without_a_queue_the_leader_runs_passes_itself_and_goes_on(
     app: Celery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app.conf.update(broker(settings.LLMGW.model_copy(update={"redis": config.Redis(url="redis://127.0.0.1:1/0")})))
+    app.conf.update(broker(with_redis("redis://127.0.0.1:1/0")))
     make_model()
     make_node()
     scheduler = LeadScheduler(app)
     ticks(scheduler)
     assert Replica.objects.exists()
-    assert "the pass is run here" in caplog.text
+    assert "passes are run here until the queue is back" in caplog.text
     assert "hourly" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.django_db
+def test_a_queue_that_is_away_is_said_once_and_so_is_its_return(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    port = free_port()
+    app.conf.update(broker(with_redis(f"redis://127.0.0.1:{port}/0")))
+    told = []
+    keeper = Keeper()
+    scheduler = LeadScheduler(app, keeper=keeper)
+    for turn, is_there in enumerate((False, False, True, True, False)):
+        keeper.fence = turn + 1  # so that everything is due
+        with redis_server(port) if is_there else contextlib.nullcontext():
+            ticks(scheduler)
+        told.append((caplog.text.count("passes are run here"), caplog.text.count("The queue takes jobs again")))
+    assert told == [(1, 0), (1, 0), (1, 1), (1, 1), (2, 1)]
 
 
 @pytest.mark.django_db
