@@ -112,6 +112,8 @@ def _database() -> dict[str, object]:
             "keepalives_interval": 2,
             "keepalives_count": 3,
             "tcp_user_timeout": 10_000,
+            # Nor may a process that stands still, or a host that is gone, keep rows locked that others wait for.
+            "options": "-c idle_in_transaction_session_timeout=30s",
         },
     }
 

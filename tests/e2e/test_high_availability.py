@@ -108,3 +108,18 @@ def test_one_that_is_stopped_in_the_middle_of_acting_holds_nobody_up_and_writes_
         told, _ = stopped.communicate("go on\n", timeout=WITHIN_S)
     assert told.startswith("refused: ")
     assert running.rows("SELECT count(*) FROM nodes_event WHERE kind = 'acted'") == [(0,)]
+
+
+def test_one_that_stands_still_in_any_transaction_keeps_rows_locked_for_a_bounded_time(running: Fleet) -> None:
+    ask = """
+from llmgw.ops.prepare import django_setup
+django_setup()
+from django.db import connection
+with connection.cursor() as cursor:
+    cursor.execute("SHOW idle_in_transaction_session_timeout")
+    print(cursor.fetchone()[0])
+"""
+    plane = running.planes[0]
+    command, environment = [sys.executable, "-c", ask], {**plane.environment, "LLMGW_CONFIG": str(plane.config)}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WITHIN_S)
+    assert told.stdout == "30s\n", told.stderr
