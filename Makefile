@@ -6,16 +6,27 @@ ARGS ?=
 BENCH ?=
 # Rooms that keep rows: their tests run on SQLite and again on PostgreSQL with Redis.
 STORE_TESTS := tests/core tests/tenants tests/catalog tests/nodes tests/api
+# What the compiled request path is tried with: a request's ways in, through and out, and how they fail.
+COMPILED_TESTS := tests/routing
 
-.PHONY: up test check coverage bench e2e docs lock clean
+.PHONY: up fast test check coverage bench e2e docs lock clean
 
-up: .venv/ready
+up: .venv/ready build/compiled
 	@exec .venv/bin/llmgw up $(ARGS)
 
+# The gateway's request path as machine code; without it, or once its source has changed, the source runs.
+fast: .venv/ready
+	@$(PY) -m llmgw.ops.compile
+
+build/compiled:
+	@$(MAKE) -s fast
+
 test: .venv/dev-ready
-	@sh tests/prepare.sh redis-server postgresql chromium nodejs npm
+	@sh tests/prepare.sh gcc python3-dev redis-server postgresql chromium nodejs npm
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
+	@$(PY) -m llmgw.ops.compile
+	LLMGW_COMPILED=1 $(PY) -m pytest -n 2 $(COMPILED_TESTS) $(ARGS)
 
 check: .venv/dev-ready
 	.venv/bin/ruff check .
@@ -32,6 +43,7 @@ coverage: .venv/dev-ready
 
 bench: .venv/bench-ready
 	@sh tests/prepare.sh nginx-light
+	@$(PY) -m llmgw.ops.compile
 	@$(PY) -m tests.bench $(BENCH)
 
 e2e: .venv/dev-ready
@@ -58,4 +70,4 @@ lock:
 	@touch $@
 
 clean:
-	rm -rf .venv data
+	rm -rf .venv build data

@@ -8,53 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated
 
 import msgspec
+
+from routing.shapes import MAX_TOKENS, AnyAnswer, PlainAnswer, Tokens
 
 WHOLE_BYTES = 256 * 1024
 """A JSON answer up to this size is decoded as a whole; of a larger one, and of streams, only the end is looked at."""
 TAIL_BYTES = 16 * 1024
-MAX_TOKENS = 100_000_000
 BYTES_PER_TOKEN = 4
-
-
-class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """Token counts; None is unknown. `cached` is part of `prompt`, `reasoning` part of `completion`."""
-
-    prompt: int | None = None
-    cached: int | None = None
-    completion: int | None = None
-    reasoning: int | None = None
-    estimated: bool = False
-    odd: bool = False
 
 
 UNKNOWN = Tokens()
 
 
-class _PlainUsage(msgspec.Struct):
-    """What nearly every answer says; anything else is read with more care."""
-
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
-    total_tokens: int
-    prompt_tokens_details: dict[str, object] | None = None
-    completion_tokens_details: dict[str, object] | None = None
-    cache_read_input_tokens: object = None
-
-
-class _PlainAnswer(msgspec.Struct):
-    usage: _PlainUsage
-
-
-class _Answer(msgspec.Struct):
-    usage: object = None
-    timings: object = None
-
-
-_plain = msgspec.json.Decoder(_PlainAnswer)
-_answer = msgspec.json.Decoder(_Answer)
+_plain = msgspec.json.Decoder(PlainAnswer)
+_answer = msgspec.json.Decoder(AnyAnswer)
 _USAGE = re.compile(rb'"(usage|timings)"\s*:\s*(?=\{)')
 _text = json.JSONDecoder()
 

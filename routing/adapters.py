@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from routing import lora, openai
+from routing.failures import Broken, Full, Silent, UpstreamError
 from routing.lora import Adapter, Attached, Cooling, Holdings, Room, Use
 from routing.pools import Pool
-from routing.upstream import Broken, Connection, Full, Silent, UpstreamError
+from routing.upstream import Connection
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 from llmgw import config
-from llmgw.core import metrics
+from llmgw.core import compiled, metrics
 from routing import answers, openai
 from routing.client import Client, Headers
 from routing.edge import STATE_KEY
@@ -168,6 +168,7 @@ class Gateway:
         self.plane.publish()
         if not self.carries_requests:
             return
+        log.info("The request path runs %s", compiled.state)
         if not self.settings.gateway.auth and not _is_loopback(self.settings.listen.host):
             log.warning(
                 "gateway.auth is off and %s can be reached by others: anybody may use every model",

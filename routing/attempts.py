@@ -18,11 +18,12 @@ from routing import affinity, ejection, lora, measures, openai, outside, transla
 from routing.adapters import Lost, NoRoom, NotLoaded
 from routing.client import ClientLeft
 from routing.explain import Attempt, Considered
+from routing.failures import Broken, ConnectFailed, Failed, Full, Silent, UpstreamError
 from routing.openai import Refusal
 from routing.relay import answer_headers, relay
 from routing.scheduling import scores
 from routing.table import Served, Target, candidates, nowhere
-from routing.upstream import Broken, ConnectFailed, Connection, Full, Silent, UpstreamError
+from routing.upstream import Connection
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 CHAT = b"/v1/chat/completions"
 SHOWN_BYTES = 300
 CONSIDERED_SHOWN = 16
-
-
-class Failed(UpstreamError):
-    """The engine answered, with a status that says it could not."""
-
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"it answered {status}{': ' + said if said else ''}")
-        self.status, self.soft = status, status not in (401, 403)
 
 
 async def serve(exchange: Exchange, served: Served) -> None:

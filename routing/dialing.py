@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from llmgw.core.addresses import Address, refused
-from routing.upstream import ConnectFailed, UpstreamError
+from routing.failures import ConnectFailed, UpstreamError
 
 LIMIT_S = 10.0
 """For everything up to the first byte that can be sent; requests usually wait for less."""

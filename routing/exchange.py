@@ -16,17 +16,18 @@ import msgspec
 
 from llmgw.core import logs
 from routing import accounting, answers, bodies, forms, measures, media, openai, serving, settling, translate
-from routing.accounting import Tokens
 from routing.client import Client, ClientLeft, Headers
-from routing.edge import DirectClient
+from routing.direct import DirectClient
 from routing.explain import Attempt, Considered, Skipped
+from routing.failures import Silent, UpstreamError
 from routing.heads import Head
 from routing.limits import Account, Hold
-from routing.openai import Peek, Refusal
+from routing.openai import Refusal
 from routing.plane import Plane
 from routing.run import Run, Signal
+from routing.shapes import Peek, Tokens
 from routing.table import Served, Target
-from routing.upstream import Connection, Silent, UpstreamError
+from routing.upstream import Connection
 from tenants.keys import PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)

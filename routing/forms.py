@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from routing import openai
+from routing.shapes import Peek, Span
 
 FORM_PARTS = 64
 PART_HEAD_BYTES = 4096
@@ -31,10 +32,10 @@ def boundary(content_type: bytes) -> bytes | None:
     return between
 
 
-def peek(body: bytes, between: bytes) -> openai.Peek:
+def peek(body: bytes, between: bytes) -> Peek:
     """The model that a multipart form names, and where; `between` is its boundary. Raises Refusal (400)."""
     mark = b"--" + between
-    found: openai.Span | None = None
+    found: Span | None = None
     stream = False
     at = 2 if body.startswith(b"\r\n") else 0
     if not body.startswith(mark, at):
@@ -63,7 +64,7 @@ def peek(body: bytes, between: bytes) -> openai.Peek:
         raise openai.Refusal(
             "body_invalid", "The form has no field `model`; GET /v1/models lists the names.", param="model"
         )
-    return openai.Peek(model, found, stream, None, asks_usage=True, max_tokens=None, insert_at=0)
+    return Peek(model, found, stream, None, asks_usage=True, max_tokens=None, insert_at=0)
 
 
 def _name(head: bytes) -> bytes:

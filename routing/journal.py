@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from routing.explain import Explained
+from routing.shapes import Record
 
 log = logging.getLogger(__name__)
 
@@ -26,36 +26,6 @@ KEPT_SEGMENTS = 2
 MEMORY_RECORDS = 20_000
 """How many records are kept in memory while the disk takes none."""
 SUFFIX = ".jsonl"
-
-
-class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One finished request, with the fields of tenants.models.Usage. Times in epoch seconds or milliseconds; None is
-    unknown; texts no longer than their columns."""
-
-    request_id: str
-    at: float
-    project: int | None = None
-    key: int | None = None
-    user: int | None = None
-    route: str
-    model: str = ""
-    replica: str = ""
-    node: str = ""
-    status: int
-    error_code: str = ""
-    streamed: bool = False
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    estimated: bool = False
-    queue_ms: float = 0.0
-    first_token_ms: float | None = None
-    total_ms: float
-    adapter: str = ""
-    cost: int | None = None
-    band: str = ""
-    explained: Explained | None = None
 
 
 _encode = msgspec.json.Encoder().encode

@@ -59,10 +59,10 @@ class Meter:
     def __init__(self, unit: int, name: Name, now: float) -> None:
         self.unit, self.name, self.at = unit, name, now
         self.whose = ""
-        self.amount: int = 0
-        self.ceiling: float = 0
+        self.amount = 0
+        self.ceiling = 0.0
         self.rate = 0.0
-        self.used: float = 0
+        self.used = 0.0
         self.reserved = 0
         self.period: Period = "total"
         self.time_zone = ""
@@ -306,7 +306,8 @@ class Limiter:
     def _begin(self, meter: Meter, starts_at: float, ends_at: float | None) -> None:
         if starts_at != meter.starts_at:
             meter.starts_at = starts_at
-            meter.used = meter.stored = meter.taken = meter.allowed = meter.others = 0
+            meter.stored = meter.taken = meter.allowed = meter.others = 0
+            meter.used = 0.0
             meter.until = meter.short_until = 0.0
             self.ledger.forget(meter)
         meter.ends_at = ends_at
@@ -358,13 +359,13 @@ class Limiter:
                     meter.used_at(now)  # what has passed drained at the old rate
                     meter.rate = amount / MINUTE_S
                 meter.whose, meter.amount = whose, amount
-                meter.ceiling = amount if unit == SLOTS else amount + DUST
+                meter.ceiling = float(amount) if unit == SLOTS else amount + DUST
                 yield meter
 
     def _of_budget(self, budget: Budget, meters: dict[Name, Meter], now: float) -> Meter:
         unit = MONEY if budget.unit == "money" else QUOTA
         meter = self._meter(unit, (unit, "budget", budget.budget_id), meters, now)
         meter.whose = f"{budget.subject} {budget.name}"
-        meter.amount = meter.ceiling = budget.amount
+        meter.amount, meter.ceiling = budget.amount, float(budget.amount)
         meter.period, meter.time_zone = budget.period, budget.time_zone
         return meter

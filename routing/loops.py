@@ -120,7 +120,7 @@ class Loops:
             ):
                 exchange.watcher = asyncio.create_task(exchange.watch_client())
         self._notice_silence(now)
-        self.plane.pools.prune(asyncio.get_running_loop().time())
+        self.plane.pools.prune(time.monotonic())
 
     def _notice_silence(self, now: float) -> None:
         """A database that hangs fails nothing, and no more is heard of it than of one that refuses."""

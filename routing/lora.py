@@ -18,7 +18,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from routing import openai
-from routing.openai import Peek, Refusal
+from routing.openai import Refusal
+from routing.shapes import Peek
 
 LLAMACPP, SGLANG = "llamacpp", "sglang"
 CHOOSING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")

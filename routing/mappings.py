@@ -10,28 +10,21 @@ import math
 import re
 from dataclasses import dataclass
 
+from catalog.spec import Metrics
+
 Names = tuple[str, ...]
 MAX_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """Metric names, newest first: the first that the text has counts."""
-
-    running: Names = ()
-    waiting: Names = ()
-    kv_used: Names = ()
-
-
-VLLM = Mapping(
+VLLM = Metrics(
     running=("vllm:num_requests_running",),
     waiting=("vllm:num_requests_waiting",),
     kv_used=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 )
-SGLANG = Mapping(
+SGLANG = Metrics(
     running=("sglang:num_running_reqs",), waiting=("sglang:num_queue_reqs",), kv_used=("sglang:token_usage",)
 )
-LLAMACPP = Mapping(
+LLAMACPP = Metrics(
     running=("llamacpp:requests_processing",),
     waiting=("llamacpp:requests_deferred",),
     kv_used=("llamacpp:kv_cache_usage_ratio",),  # gone from newer builds, then unknown
@@ -51,13 +44,13 @@ class Load:
 UNKNOWN = Load()
 
 
-def mapping_for(engine: str, own: Mapping | None = None) -> Mapping:
+def mapping_for(engine: str, own: Metrics | None = None) -> Metrics:
     if own is not None and own.running:
         return own
     return ENGINES.get(engine, VLLM)
 
 
-def read(text: str, mapping: Mapping) -> Load:
+def read(text: str, mapping: Metrics) -> Load:
     """The load in an exposition. Ranks of one engine repeat a figure; data-parallel engines add up."""
     running, waiting = _total(text, mapping.running), _total(text, mapping.waiting)
     kv = _samples(text, mapping.kv_used)

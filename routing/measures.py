@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmgw.core.metrics import Cell, Computed, Counter, Histogram
-from routing.accounting import Tokens
+from routing.shapes import Tokens
 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import codecs
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+
+from routing.shapes import Card, Cards, Envelope, ErrorBody, Peek, Said, Span
 
 INCLUDE_USAGE = b'{"include_usage":true}'
 USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -90,23 +92,12 @@ class Refusal(Exception):
         self.retry_after_s = max(1, round(retry_after_s or 1)) if self.kind.retry else None
 
 
-class _Error(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class _Envelope(msgspec.Struct):
-    error: _Error
-
-
 _encoder = msgspec.json.Encoder()
 
 
 def envelope(refusal: Refusal) -> bytes:
     """OpenAI's error object."""
-    return _encoder.encode(_Envelope(_Error(refusal.message, refusal.kind.type, refusal.param, refusal.code)))
+    return _encoder.encode(Envelope(ErrorBody(refusal.message, refusal.kind.type, refusal.param, refusal.code)))
 
 
 def error_event(refusal: Refusal, *, mid_event: bool) -> bytes:
@@ -118,13 +109,7 @@ def stopping() -> Refusal:
     return Refusal("gateway_stopping", "This gateway is being restarted. Try again in a moment.", retry_after_s=1)
 
 
-class _Said(msgspec.Struct):
-    error: object = None
-    message: object = None
-    detail: object = None
-
-
-_said = msgspec.json.Decoder(_Said)
+_said = msgspec.json.Decoder(Said)
 
 
 def is_error(body: bytes) -> bool:
@@ -157,7 +142,7 @@ def engine_refusal(body: bytes, status: int) -> bytes:
     said = " ".join(error_text(body[:4096]).split())[:500]
     code = "route_unknown" if status == 404 else "engine_refused"
     text = f"The model's engine refused this: {said or f'status {status}'}"
-    return _encoder.encode(_Envelope(_Error(text, "invalid_request_error", None, code)))
+    return _encoder.encode(Envelope(ErrorBody(text, "invalid_request_error", None, code)))
 
 
 def model_unknown(name: str, visible: Iterable[str]) -> Refusal:
@@ -180,25 +165,6 @@ _ANY = msgspec.json.Decoder()
 _STRING = msgspec.json.Decoder(str)
 _MEMBER = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\n\r]*")
-Span = tuple[int, int]
-
-
-class Peek(msgspec.Struct, frozen=True):
-    """What a JSON body says at its top level. Spans are byte ranges of values in the body; None: not there."""
-
-    model: str
-    model_span: Span
-    stream: bool
-    options_span: Span | None
-    asks_usage: bool
-    max_tokens: int | None
-    insert_at: int
-    """Where a new first member can be put."""
-    choices: int = 1
-    """How many answers are asked for (`n`)."""
-    prompt_span: Span | None = None
-    spans: Mapping[str, Span] = {}
-    """Of every value at the top level."""
 
 
 def peek(body: bytes) -> Peek:
@@ -354,7 +320,7 @@ def rewrite(body: bytes, seen: Peek, *, model: bytes | None, add_usage: bool) ->
         if seen.options_span is None:
             edits.append((seen.insert_at, seen.insert_at, b'"stream_options":' + INCLUDE_USAGE + b","))
         else:
-            edits.append((*seen.options_span, _with_usage(body[slice(*seen.options_span)])))
+            edits.append((*seen.options_span, _with_usage(_part(body, seen.options_span))))
     if not edits:
         return body
     edits.sort()
@@ -365,6 +331,11 @@ def rewrite(body: bytes, seen: Peek, *, model: bytes | None, add_usage: bool) ->
         at = end
     parts.append(body[at:])
     return b"".join(parts)
+
+
+def _part(body: bytes, span: Span) -> bytes:
+    start, end = span
+    return body[start:end]
 
 
 def _with_usage(options: bytes) -> bytes:
@@ -380,26 +351,16 @@ def usage_to_add(path: str, seen: Peek, body: bytes) -> bool:
         return False
     if seen.options_span is None:
         return True
-    options = _ANY.decode(body[slice(*seen.options_span)])
+    options = _ANY.decode(_part(body, seen.options_span))
     return options is None or isinstance(options, dict)  # anything else is for the engine to refuse
 
 
 # --- the list of models ----------------------------------------------------------------------------------------------
-class _Card(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-
-
-class _Cards(msgspec.Struct):
-    object: str
-    data: list[_Card]
 
 
 def model_card(name: str, created: int) -> bytes:
-    return _encoder.encode(_Card(name, "model", created, "llmgw"))
+    return _encoder.encode(Card(name, "model", created, "llmgw"))
 
 
 def model_list(names: Sequence[str], created: int) -> bytes:
-    return _encoder.encode(_Cards("list", [_Card(name, "model", created, "llmgw") for name in names]))
+    return _encoder.encode(Cards("list", [Card(name, "model", created, "llmgw") for name in names]))

@@ -19,8 +19,8 @@ from llmgw.core.addresses import Address, parse
 from nodes.state import Endpoint
 from routing import openai
 from routing.dialing import Line, Unusable
+from routing.failures import UpstreamError
 from routing.openai import Refusal
-from routing.upstream import UpstreamError
 
 ROUTES = openai.KNOWN_ROUTES | {"/v1/images/generations", "/v1/audio/speech", "/v1/moderations"}
 """What is asked of a provider. Under its key are an account's files, stored answers and settings too."""

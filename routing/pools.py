@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Hashable
 from math import inf
+from typing import cast
 
 from routing.dialing import Line
+from routing.failures import Broken, ConnectFailed, Full, UpstreamError
 from routing.heads import Known
 from routing.table import Target
-from routing.upstream import Answer, Broken, ConnectFailed, Connection, Full, UpstreamError
+from routing.upstream import Answer, Connection
 
 IDLE_S = 4.0
 """Engines close kept-alive connections after 5 s or more; ours go first."""
@@ -22,12 +25,11 @@ MAX_CONNECTIONS = 2048
 class Pool:
     """Connections to one endpoint, the most recently used first."""
 
-    __slots__ = ("_all", "_idle", "_line", "_loop", "_most_idle", "_opening", "host", "known", "port")
+    __slots__ = ("_all", "_idle", "_line", "_most_idle", "_opening", "host", "known", "port")
 
     def __init__(self, host: str, port: int, line: Line | None = None) -> None:
         """`line`: the way there, when it is an endpoint outside."""
         self.host, self.port, self._line = host, port, line
-        self._loop = asyncio.get_running_loop()
         self._idle: deque[Connection] = deque()
         self._most_idle = MAX_IDLE
         self._all: set[Connection] = set()
@@ -55,16 +57,17 @@ class Pool:
             raise Full(f"{MAX_CONNECTIONS} connections to it are in use")
         connection = Connection(self)
         self._all.add(connection)
-        task = self._opening[connection] = self._loop.create_task(self._connect(connection))
+        task = self._opening[connection] = asyncio.get_running_loop().create_task(self._connect(connection))
         task.add_done_callback(lambda _: self._opening.pop(connection, None))
         return connection
 
     async def _connect(self, connection: Connection) -> None:
         try:
             if self._line is None:
-                await self._loop.create_connection(lambda: connection, self.host, self.port)
+                protocol = cast(asyncio.Protocol, connection)
+                await asyncio.get_running_loop().create_connection(lambda: protocol, self.host, self.port)
             else:
-                await self._line.connect(connection)
+                await self._line.connect(cast(asyncio.Protocol, connection))
         except (OSError, UpstreamError) as error:
             failure = error if isinstance(error, UpstreamError) else ConnectFailed(error.strerror or str(error))
             self._opening.pop(connection, None)
@@ -76,7 +79,7 @@ class Pool:
             assert connection.transport is not None
             connection.transport.close()
             return
-        connection.idle, connection.idle_since = True, self._loop.time()
+        connection.idle, connection.idle_since = True, time.monotonic()
         self._idle.append(connection)
 
     def closed(self, connection: Connection) -> None:
@@ -125,6 +128,9 @@ class Pools:
             line = target.outside.line() if target.outside is not None else None
             pool = self._pools[target.address] = Pool(target.host, target.port, line)
         return pool
+
+    def put(self, target: Target, pool: Pool) -> None:
+        self._pools[target.address] = pool
 
     def prune(self, now: float) -> None:
         for pool in self._pools.values():

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from routing import accounting, answers, openai
-from routing.accounting import Tokens
 from routing.client import ClientLeft, Headers
-from routing.edge import DirectClient
+from routing.direct import DirectClient
+from routing.failures import Broken, Silent, UpstreamError
 from routing.openai import Refusal
+from routing.shapes import Tokens
 from routing.sse import EVENT_LIMIT_BYTES, Stream
-from routing.upstream import Broken, Connection, Silent, UpstreamError
+from routing.upstream import Connection
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange

@@ -7,10 +7,11 @@ import contextlib
 import time
 
 from routing import mappings, measures
+from routing.failures import Broken, Silent, UpstreamError
 from routing.plane import Plane
 from routing.pools import Pool
 from routing.table import Target
-from routing.upstream import Broken, Connection, Silent, UpstreamError
+from routing.upstream import Connection
 
 AT_ONCE = 32
 TIMEOUT_S = 3.0
@@ -41,7 +42,7 @@ async def _scrape(pool: Pool, target: Target) -> None:
         measures.SCRAPE_FAILURES.of(target.replica).value += 1
         target.scraped(mappings.UNKNOWN, None)
         return
-    target.scraped(mappings.read(text, mappings.mapping_for(target.engine)), time.monotonic())
+    target.scraped(mappings.read(text, mappings.mapping_for(target.engine, target.metrics)), time.monotonic())
 
 
 async def _get(pool: Pool, target: Target, path: bytes) -> str:

@@ -20,6 +20,7 @@ from routing.explain import Skipped
 from routing.openai import Refusal
 from routing.over import Over
 from routing.run import Signal
+from routing.shapes import Stage
 from routing.table import Served, coming, nowhere
 from tenants import money
 
@@ -191,21 +192,12 @@ def _no_room(served: Served, waited_s: float) -> Refusal:
     return Refusal("engine_busy", text, retry_after_s=BUSY_RETRY_S)
 
 
-class _Stage(msgspec.Struct, omit_defaults=True):
-    """What a waiting client is told. Seconds; `expected_s` from now on, left out while nothing says so."""
-
-    stage: str
-    position: int
-    elapsed_s: float
-    expected_s: float | None = None
-
-
 def _stage(served: Served, ticket: Ticket, now: float, began: float) -> bytes:
     admission = served.standing.admission
     expected_s = admission.expected_s(ticket, now) if served.targets else None
     stage = "queued" if served.targets else next((each for each in served.states), "loading")
     return msgspec.json.encode(
-        _Stage(
+        Stage(
             stage,
             admission.position(ticket),
             round(now - began, 1),

@@ -6,9 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from routing import measures, openai
-from routing.accounting import Tokens
 from routing.explain import Explained
-from routing.journal import Record
+from routing.shapes import Record, Tokens
 from tenants import money
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from routing.accounting import TAIL_BYTES
+from routing.shapes import UsageChunk
 
 HOLD_BYTES = 16 * 1024
 EVENT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -26,12 +27,7 @@ _ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _DATA = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
 
 
-class _Chunk(msgspec.Struct):
-    usage: dict[str, object]
-    choices: list[object] | None = None
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
+_chunk = msgspec.json.Decoder(UsageChunk)
 
 
 class Stream:

@@ -21,7 +21,7 @@ from llmgw.core.models import Revision, Secret
 from nodes.actions import note_demand
 from nodes.engine_keys import SECRET_NAME
 from nodes.models import Backoff, Replica, ReplicaLoad
-from routing.journal import Record
+from routing.shapes import Record
 from routing.table import Contents, Failing
 from tenants import rollup
 from tenants.limit_models import Price

@@ -90,6 +90,7 @@ class Target:
         "known_as",
         "kv_used",
         "lacks",
+        "metrics",
         "model",
         "node",
         "outside",
@@ -119,6 +120,8 @@ class Target:
         """What it makes of adapters; None where it has none."""
         self.lacks: set[str] = set(() if self.attached is None else self.attached.lacks)
         """Routes that it does not have, or not well; they are asked for as chat completions."""
+        self.metrics: spec.Metrics | None = None
+        """How the profile says that its load is called, where it says so."""
         self.weight = endpoint.slots
         self.running: int | None = None
         self.waiting: int | None = None
@@ -226,12 +229,13 @@ def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
     states: dict[str, list[str]] = {}
     every: list[Target] = []
     leaving: list[Target] = []
+    metrics = {(model.name, each.name): each.metrics for model in contents.models for each in model.profiles}
     for endpoint in contents.endpoints:
         if endpoint.host and endpoint.port is not None and (endpoint.usable or endpoint.draining):
             target = known.get((endpoint.replica, endpoint.host, endpoint.port))
             if target is None or target.engine != endpoint.engine or target.model != endpoint.model:
                 target = Target(endpoint, engine_key(contents.engine_secret, endpoint.replica))
-            target.weight = endpoint.slots
+            target.weight, target.metrics = endpoint.slots, metrics.get((endpoint.model, endpoint.profile))
             if endpoint.usable:
                 targets.setdefault(endpoint.model, []).append(target)
                 every.append(target)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from routing import accounting, answers
 from routing.client import ClientLeft, Headers
+from routing.failures import Broken, UpstreamError
 from routing.openai import Refusal
 from routing.relay import as_error, broken, cut, record_stream, usage
 from routing.sse import Stream
 from routing.translate import Translation
-from routing.upstream import Broken, Connection, UpstreamError
+from routing.upstream import Connection
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from routing import heads
+from routing.failures import Broken
 from routing.run import Signal
 
 if TYPE_CHECKING:
@@ -29,32 +30,6 @@ _SIZES = {b"%x" % size: size for size in range(1, 8192)} | {b"%X" % size: size f
 _BODILESS = frozenset({204, 304})
 """Statuses whose answers have no body, whatever length they tell."""
 _KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
-
-
-class UpstreamError(Exception):
-    """The engine did not do its part. `counts`: whether it says something of the endpoint's health; `soft`: whether the
-    endpoint answered all the same, so that it is better than none."""
-
-    counts = True
-    soft = False
-
-
-class ConnectFailed(UpstreamError):
-    """Nothing listens there, or it does not answer in time."""
-
-
-class Broken(UpstreamError):
-    """The connection was lost, or what came is not HTTP, before the answer was whole."""
-
-
-class Silent(UpstreamError):
-    """Nothing came within the limit."""
-
-
-class Full(UpstreamError):
-    """Every connection that an endpoint may have is in use."""
-
-    counts = False
 
 
 class Answer:
@@ -85,7 +60,7 @@ class Answer:
 _NOTHING = Answer(0, [])
 
 
-class Connection(asyncio.Protocol):
+class Connection:  # a protocol of asyncio by its methods: derived from asyncio.Protocol, it could not be compiled whole
     __slots__ = (
         "_aligned",
         "_chunks",
@@ -319,6 +294,13 @@ class Connection(asyncio.Protocol):
         if self.status and not self.ended:
             self.ended = True
             self._keeps_alive = self._parser.should_keep_alive()  # known only here
+
+    def eof_received(self) -> None:
+        """Nothing more will come: the transport closes."""
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended and self.error is None:

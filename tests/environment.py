@@ -18,6 +18,9 @@ _services = contextlib.ExitStack()
 os.environ["LLMGW_DATA_DIR"] = tempfile.mkdtemp(prefix="llmgw-test-")
 _services.callback(shutil.rmtree, os.environ["LLMGW_DATA_DIR"], ignore_errors=True)
 
+# The request path as source, unless asked: what tests replace in a module is not seen by compiled ones.
+os.environ.setdefault("LLMGW_COMPILED", "0")
+
 if os.environ.get("LLMGW_TEST_STORE") == "postgresql" and "PYTEST_XDIST_WORKER" not in os.environ:
     from tests.services import postgres_server, redis_server
 

@@ -8,6 +8,7 @@ for package in "$@"; do
     case $package in
     nodejs) command -v node >/dev/null 2>&1 || missing="$missing $package" ;;
     postgresql) [ -n "$(ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null)" ] || missing="$missing $package" ;;
+    python3-dev) ls "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" >/dev/null 2>&1 || missing="$missing $package" ;;
     *) command -v "${package%-light}" >/dev/null 2>&1 || missing="$missing $package" ;;
     esac
 done

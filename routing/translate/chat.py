@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from routing import accounting, openai
-from routing.accounting import Tokens
 from routing.openai import Refusal
+from routing.shapes import Tokens
 
 LIMIT_BYTES = 4 * 1024 * 1024
 """What one stream may make us keep: of an event that has not ended, and of what must be said again at the end."""

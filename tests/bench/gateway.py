@@ -22,11 +22,17 @@ from tests.bench.load import Load, cpu_us, quantile_ms, rss_kib, run
 from tests.bench.rig import Rig, System, until_answers
 
 ROUNDS = int(os.environ.get("LLMGW_BENCH_ROUNDS", "5"))
-WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw,llmgw-large,vllm-router,nginx").split(",")
+WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw,llmgw-limited,llmgw-large,vllm-router,nginx").split(",")
 REQUESTS, CLIENTS = 9_600, 32
 STREAMS, TOKENS, DELAY_S = 100, 120, 0.02
 IDLE_S, WRITE_S = 5.0, 1.5
 """How long nothing is asked to see what a system costs by itself; how long it gets to write down what was asked."""
+PAIRS = (
+    ("llmgw", "vllm-router"),
+    ("llmgw-limited", "vllm-router"),
+    ("llmgw", "nginx"),
+    ("llmgw-large", "llmgw"),
+)
 CPU = ("cpu_us_per_request", "cpu_us_per_chunk")
 
 
@@ -87,9 +93,9 @@ def main() -> None:
     medians = {name: {**_medians(seen), "cpu_percent_idle": idle[name]} for name, seen in rounds.items()}
     for name, figures in medians.items():
         say(name, figures)
-    for one, other in (("llmgw", "vllm-router"), ("llmgw", "nginx"), ("llmgw-large", "llmgw")):
+    for one, other in PAIRS:
         if one in medians and other in medians:
-            names = CPU if one == "llmgw" else (*CPU, "asked_us_per_request", "asked_us_per_chunk")
+            names = CPU if other != "llmgw" else (*CPU, "asked_us_per_request", "asked_us_per_chunk")
             ratios = {name.replace("_us_", "_ratio_"): medians[one][name] / medians[other][name] for name in names}
             say(f"{one}/{other}", {name: round(ratio, 2) for name, ratio in ratios.items()})
 

@@ -30,13 +30,14 @@ from uvicorn.server import ServerState
 from llmgw.config import Settings
 from routing.asgi import Gateway
 from routing.client import Client
+from routing.dialing import Line
 from routing.edge import STATE_KEY, GatewayProtocol
 from routing.exchange import Exchange
 from routing.heads import Head
 from routing.loops import Loops
-from routing.pools import Pool, Pools
+from routing.pools import Pool
 from routing.run import Run
-from routing.table import Contents, Target
+from routing.table import Contents
 from routing.upstream import Connection
 from tenants.limits import Budget, Limit
 from tenants.money import Price
@@ -87,23 +88,14 @@ class AsTasks(Gateway):
         return cast(Run, Task(Exchange(self.plane, head, client).run(), on_end))
 
 
-class Engine(Pools):
-    """Every endpoint and its connections: answers at once, in chunks where `stream` says so."""
+class Engine:
+    """The way to every endpoint: answers at once, in chunks where `stream` says so."""
 
     def __init__(self, stream: bool) -> None:
-        super().__init__()
-        self.pool = EnginePool("127.0.0.1", 9, stream)
-
-    def of(self, target: Target) -> Pool:
-        return self.pool
-
-
-class EnginePool(Pool):
-    def __init__(self, host: str, port: int, stream: bool) -> None:
-        super().__init__(host, port)
         self.stream = stream
 
-    async def _connect(self, connection: Connection) -> None:
+    async def connect(self, protocol: Any) -> None:
+        connection = cast(Connection, protocol)
         loop, chunk = asyncio.get_running_loop(), mock_engine.chunk(mock_engine.TOKEN)
         end = mock_engine.chunk(mock_engine.usage_event(CHUNKS)) + mock_engine.chunk(mock_engine.DONE)
 
@@ -164,7 +156,8 @@ async def microseconds(way: Way, folder: Path) -> float:
     gateway = made(settings=Settings(data_dir=folder), store=store, roles=frozenset({"gateway"}))
     plane = gateway.plane
     await Loops(plane, store).reload()
-    plane.pools = Engine(way.stream)
+    for target in plane.table.targets:
+        plane.pools.put(target, Pool(target.host, target.port, cast(Line, Engine(way.stream))))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await gateway(scope, receive, send)

@@ -24,8 +24,9 @@ PEER = ("sk-bench", "m")
 """What peers, which know no keys, are called with."""
 SEED = "import sys; from tests.bench import rows; rows.main(['seed', *sys.argv[1:]])"
 """For `python -c`, with a port: rows of a key and a model with one endpoint there. Prints the key and the engine's."""
-LARGE = {"keys": 10_000, "projects": 200, "models": 200, "endpoints": 500}
-SMALL = {"keys": 1, "projects": 1, "models": 1, "endpoints": 2}
+SMALL = {"keys": 1, "projects": 1, "models": 1, "endpoints": 2, "limited": 0}
+LIMITED = {**SMALL, "limited": 1}
+LARGE = {"keys": 10_000, "projects": 200, "models": 200, "endpoints": 500, "limited": 0}
 SERVE = (
     *("-m", "uvicorn", "llmgw.asgi:application", "--host", "127.0.0.1", "--loop", "uvloop"),
     *("--http", "routing.edge:GatewayProtocol", "--no-proxy-headers", "--no-server-header"),
@@ -97,12 +98,17 @@ def llmgw(rig: Rig) -> System:
     return _llmgw(rig, "llmgw", SMALL)
 
 
+def llmgw_limited(rig: Rig) -> System:
+    return _llmgw(rig, "llmgw-limited", LIMITED)
+
+
 def llmgw_large(rig: Rig) -> System:
     return _llmgw(rig, "llmgw-large", LARGE)
 
 
 def _llmgw(rig: Rig, name: str, size: dict[str, int]) -> System:
-    """Everything on: key check, limits, budget, admission, scheduling, journal, usage to SQLite, metrics, scraping."""
+    """Everything on: key check, budget, admission, scheduling, journal, usage to SQLite, metrics, scraping; where
+    `limited`, six limits of rates and places too."""
     port, (engine_port, engine) = free_port(), rig.engine()
     env = {"LLMGW_DATA_DIR": str(rig.folder / name), "LLMGW_ROLES": "gateway", "LLMGW_LISTEN__PORT": str(port)}
     seeded = _rows(env, "seed", engine_port, *size.values())
@@ -169,6 +175,7 @@ def nginx(rig: Rig) -> System:
 
 SYSTEMS: dict[str, Callable[[Rig], System]] = {
     "llmgw": llmgw,
+    "llmgw-limited": llmgw_limited,
     "llmgw-large": llmgw_large,
     "vllm-router": vllm_router,
     "nginx": nginx,

@@ -1,7 +1,8 @@
 """The rows that a measured gateway works with, and what must be there after it.
 
-`python -m tests.bench.rows seed PORT [KEYS PROJECTS MODELS ENDPOINTS]` prints a key and its engine's key, then, where
-there are more, lines of keys and their models. `… verify REQUESTS` fails unless each request left all that it should.
+`python -m tests.bench.rows seed PORT [KEYS PROJECTS MODELS ENDPOINTS LIMITED]` prints a key and its engine's key, then,
+where there are more, lines of keys and their models; LIMITED is 1 where keys and projects have rates too. `… verify
+REQUESTS` fails unless each request left all that it should.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ SLOTS = 2048
 RATES = {"requests_per_minute": PER_MINUTE, "tokens_per_minute": TOKENS_PER_MINUTE, "max_concurrent": AT_ONCE}
 
 
-def seed(port: int, keys: int = 1, projects: int = 1, models: int = 1, endpoints: int = 1) -> list[str]:
-    """Limits, budgets and prices that are all counted and never reached. Every endpoint is the engine at `port`."""
+def seed(
+    port: int, keys: int = 1, projects: int = 1, models: int = 1, endpoints: int = 1, limited: int = 1
+) -> list[str]:
+    """Budgets and prices, and limits if so, that are all counted and never reached. Every endpoint is the engine at
+    `port`."""
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
@@ -39,18 +43,19 @@ def seed(port: int, keys: int = 1, projects: int = 1, models: int = 1, endpoints
     owner = actions.make_operator(username="bench", password="bench", actor=SYSTEM)
     project = actions.make_default_tree(owner=owner, actor=SYSTEM)
     key, secret = actions.make_key(project=project, name="bench", actor=SYSTEM)
-    for subject in (key, project):
+    rates = RATES if limited else {}
+    for subject in (key, project) if limited else ():
         actions.set_limits(subject=subject, values=RATES, actor=SYSTEM)
     actions.make_budget(subject=project, unit="money", amount=BUDGET, period="month", actor=SYSTEM)
     since = datetime(2020, 1, 1, tzinfo=UTC)
     actions.set_price(model="m", valid_from=since, input=INPUT, output=OUTPUT, actor=SYSTEM)
 
-    made = [Project(team=project.team, name=f"p{number}", slug=f"p{number}", **RATES) for number in range(1, projects)]
+    made = [Project(team=project.team, name=f"p{number}", slug=f"p{number}", **rates) for number in range(1, projects)]
     every = [project, *Project.objects.bulk_create(made)]
     Budget.objects.bulk_create(Budget(project=each, unit="money", amount=BUDGET, period="month") for each in every[1:])
     secrets = [new_secret() for _ in range(1, keys)]
     Key.objects.bulk_create(
-        Key(project=every[number % projects], name=f"k{number}", prefix=one.prefix, digest=one.digest, **RATES)
+        Key(project=every[number % projects], name=f"k{number}", prefix=one.prefix, digest=one.digest, **rates)
         for number, one in enumerate(secrets, 1)
     )
     names = ["m", *(f"m{number}" for number in range(1, models))]

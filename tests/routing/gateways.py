@@ -22,7 +22,7 @@ from llmgw.config import Redis, Settings, Usage
 from nodes.engine_keys import engine_key
 from nodes.state import Endpoint
 from routing.asgi import Gateway
-from routing.journal import Record
+from routing.shapes import Record
 from routing.store import LoadRow
 from routing.table import Contents
 from tenants.keys import Grant, digest

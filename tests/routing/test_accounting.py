@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import accounting
-from routing.accounting import Tokens, completed, merge, of_answer, of_tail, of_usage
+from routing.accounting import completed, merge, of_answer, of_tail, of_usage
+from routing.shapes import Tokens
 
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens")
 ANTHROPIC = ("cache_read_input_tokens", "cache_creation_input_tokens")

@@ -19,9 +19,9 @@ import pytest
 
 from routing import adapters, lora
 from routing.adapters import Adapters, NoRoom, NotLoaded
+from routing.failures import ConnectFailed, Silent
 from routing.lora import Adapter, Attached, attach
 from routing.pools import Pool
-from routing.upstream import ConnectFailed, Silent
 from tests.agent.conftest import free_port
 from tests.routing.gateways import eventually
 

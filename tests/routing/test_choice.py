@@ -13,7 +13,8 @@ from catalog.spec import ROUTING_PROFILES
 from routing import ejection, mappings
 from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
-from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, Mapping, mapping_for, read
+from catalog.spec import Metrics
+from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, mapping_for, read
 from routing.scheduling import REMEMBERED_GONE, Chooser, least_loaded, load, saturated, scores
 
 
@@ -354,8 +355,8 @@ def test_what_cannot_be_read_is_unknown_and_not_zero(text: str) -> None:
 
 
 def test_a_mapping_that_names_running_is_complete_and_an_empty_one_means_vllm() -> None:
-    own = Mapping(running=("busy",))
+    own = Metrics(running=("busy",))
     assert mapping_for("vllm", own) is own
     assert read("busy 2\nvllm:num_requests_waiting 9\n", own) == Load(2, None, None)
-    assert mapping_for("other", Mapping(waiting=("w",))) is VLLM
+    assert mapping_for("other", Metrics(waiting=("w",))) is VLLM
     assert mapping_for("sglang") is SGLANG

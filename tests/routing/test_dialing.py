@@ -13,7 +13,7 @@ import uvloop
 
 from llmgw.core.addresses import parse
 from routing.dialing import Line, Unusable
-from routing.upstream import ConnectFailed
+from routing.failures import ConnectFailed
 from tests.routing.gateways import eventually
 from tests.routing.providers import Provider, files
 

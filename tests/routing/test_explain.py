@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.explain import MEANINGS, Attempt, Considered, Explained, Skipped, in_words, read
-from routing.journal import Record
 from routing.openai import ERRORS
+from routing.shapes import Record
 
 PLAIN: dict[str, Any] = {
     "request_id": "req-1",

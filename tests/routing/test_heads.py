@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
@@ -15,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import heads
+from routing.failures import Broken
 from routing.pools import Pool
 from routing.run import Run
-from routing.upstream import Broken, Connection
+from routing.upstream import Connection
 from tests.routing.conftest import Start
 from tests.routing.gateways import CHAT, EDGES, KEY, Running, contents, endpoint, raw_chat
 from tests.stubs import mock_engine
@@ -320,23 +320,8 @@ class Transport:
         pass
 
 
-@dataclass
-class Known:
-    """A pool's part in this."""
-
-    known: Any = None
-    kept: list[Connection] = field(default_factory=list)
-
-    def put(self, connection: Connection) -> None:
-        connection.idle = True
-        self.kept.append(connection)
-
-    def closed(self, connection: Connection) -> None:
-        pass
-
-
-def connect(pool: Known | None = None) -> Connection:
-    connection = Connection(cast("Pool", pool or Known()))
+def connect(pool: Pool | None = None) -> Connection:
+    connection = Connection(pool or Pool("127.0.0.1", 9))
     connection.connection_made(cast("asyncio.BaseTransport", Transport()))
     return connection
 
@@ -361,7 +346,7 @@ def test_an_answers_known_head_means_what_a_parser_makes_of_it(
     def written(body: bytes) -> bytes:
         return b"\r\n".join((b"HTTP/1.1 " + status, *lines, b"Content-Length: %d" % len(body), b"", b"")) + body
 
-    pool = Known()
+    pool = Pool("127.0.0.1", 9)
     first = connect(pool)
     first.data_received(written(body))
     if pool.known is None:
@@ -375,7 +360,7 @@ def test_an_answers_known_head_means_what_a_parser_makes_of_it(
     assert again.ended
     assert again.take() == parsed.body
     again.release()
-    assert (again in pool.kept) == parsed.keeps_alive
+    assert (pool.idle() is again) == parsed.keeps_alive
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

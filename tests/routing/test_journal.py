@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import journal as module
-from routing.journal import Batch, Journal, Record
+from routing.journal import Batch, Journal
+from routing.shapes import Record
 
 
 def record(number: int, **changes: object) -> Record:
@@ -127,7 +128,8 @@ def test_a_torn_last_line_and_a_spoiled_one_cost_only_themselves(tmp_path: Path)
 KILLED = """
 import sys
 from pathlib import Path
-from routing.journal import Journal, Record
+from routing.journal import Journal
+from routing.shapes import Record
 journal = Journal(Path(sys.argv[1]))
 for number in range(10**9):
     journal.append(Record(request_id=f"req-{number}", at=1.0, route="/v1/x", status=200, total_ms=1.0))
@@ -170,7 +172,8 @@ def test_a_folder_that_cannot_be_written_keeps_records_in_memory_and_says_so_onc
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from routing.journal import Journal, Record
+from routing.journal import Journal
+from routing.shapes import Record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 journal = Journal(Path(sys.argv[1]))

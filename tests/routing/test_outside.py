@@ -13,8 +13,8 @@ from catalog import spec
 from llmgw.core.addresses import Address
 from routing import openai, outside
 from routing.dialing import Unusable
+from routing.failures import ConnectFailed, UpstreamError
 from routing.outside import LONGEST_KEY, Outside, ProviderFailed, Throttled, check_status, read_key
-from routing.upstream import ConnectFailed, UpstreamError
 
 SECRET = "sk-provider-0123456789"
 PASSED = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog import spec
 from llmgw.config import Settings
 from routing import measures, scrape
 from routing.mappings import VLLM, Load, read
@@ -57,11 +58,11 @@ def test_a_sample_without_a_number_does_not_hide_the_next_one() -> None:
 
 
 # --- over a real port ------------------------------------------------------------------------------------------------
-async def scraped(tmp_path: Path, *ports: int) -> tuple[Target, ...]:
+async def scraped(tmp_path: Path, *ports: int, models: Sequence[spec.Model] = ()) -> tuple[Target, ...]:
     """What is known of each engine after two rounds."""
     plane = Plane(Settings(data_dir=tmp_path))
     places = (endpoint(port, f"m-{number}", engine="vllm") for number, port in enumerate(ports))
-    plane.table = build(contents(*places), plane.table)
+    plane.table = build(contents(*places, models=models), plane.table)
     try:
         for _ in range(2):
             await scrape.scrape_all(plane)
@@ -121,3 +122,14 @@ async def test_an_engine_that_cannot_be_read_is_unknown_and_the_others_are_known
     assert (first.running, first.waiting, first.kv_used, first.scraped_at) == (None, None, None, None)
     assert second.running == 0
     assert measures.SCRAPE_FAILURES.of("m-0").value == failures + 2
+
+
+async def test_a_profile_says_how_its_engine_calls_its_load(tmp_path: Path) -> None:
+    named = spec.Metrics(running=("busy",), kv_used=("cache",))
+    model = spec.Model(name="m", profiles=(spec.Profile(name=endpoint(1).profile, metrics=named),))
+    async with MockEngine() as engine:
+        engine.metrics = b"busy 7\ncache 0.5\nvllm:num_requests_running 1\nvllm:num_requests_waiting 3\n"
+        (told,) = await scraped(tmp_path, engine.port, models=[model])
+        (usual,) = await scraped(tmp_path, engine.port)
+    assert (told.running, told.waiting, told.kv_used) == (7, None, 0.5)
+    assert (usual.running, usual.waiting, usual.kv_used) == (1, 3, None)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import sse
-from routing.accounting import TAIL_BYTES, Tokens, of_tail
+from routing.accounting import TAIL_BYTES, of_tail
+from routing.shapes import Tokens
 from routing.sse import Stream
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
