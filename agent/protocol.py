@@ -22,6 +22,7 @@ MAX_PORTS = 8
 MAX_GIDS = 8
 MAX_FABRICS = 16
 MAX_LABELS = 64
+MAX_SHARDS = 1024
 MAX_TEXT = 400
 """Of one line in an inventory, in characters. A longer one is cut; a file's path is left out instead."""
 MAX_PATH = 1000

@@ -24,6 +24,8 @@ _ESCAPES = re.compile(
 )
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
 _LENGTHS = {"replica": 120, "model": 200, "profile": 80, "profile_digest": 64, "engine": 20}
+_YEARS = range(2000, 9000)
+"""Of a replica's making. Times nearer to the ends of the calendar cannot be brought to another time zone."""
 
 
 class Unfit(Exception):
@@ -39,10 +41,10 @@ def fitted(message: protocol.Up) -> protocol.Up:
         case protocol.Register():
             _check_register(fit)
         case protocol.Heartbeat():
+            _check_count("shards", len(fit.shards), protocol.MAX_SHARDS)
             _check_states(fit.shards)
             _check_load(fit.load)
-            if len(fit.errands) > MAX_ERRANDS:
-                raise Unfit(f"{len(fit.errands)} errands are more than {MAX_ERRANDS}")
+            _check_count("errands", len(fit.errands), MAX_ERRANDS)
             if fit.inventory is not None:
                 _check_inventory(fit.inventory)
         case protocol.ShardStatus():
@@ -73,7 +75,7 @@ def _cleaned(part: object) -> object:
         return {shown(key): _cleaned(value) for key, value in part.items()}
     if isinstance(part, tuple):  # what messages have for lists
         return tuple(_cleaned(value) for value in part)
-    if isinstance(part, int) and abs(part) > LARGEST:
+    if isinstance(part, int | float) and abs(part) > LARGEST:
         raise Unfit("a number has more than 63 bits")
     return part
 
@@ -84,23 +86,34 @@ def _check_register(told: protocol.Register) -> None:
             raise Unfit(f"{name} is longer than {limit} characters")
     if not _ADDRESS.fullmatch(told.address):
         raise Unfit(f"the address {told.address[:80]!r} is no host name and no IP address")
-    if len(told.labels) > protocol.MAX_LABELS:
-        raise Unfit(f"{len(told.labels)} labels are more than {protocol.MAX_LABELS}")
+    _check_count("labels", len(told.labels), protocol.MAX_LABELS)
     for name, value in told.labels.items():
         if not (1 <= len(name) <= MAX_LABEL and len(value) <= MAX_LABEL):
             raise Unfit(
                 f"label {name[:MAX_LABEL]!r} or its value has more than {MAX_LABEL} characters, or it has no name"
             )
     _check_inventory(told.inventory)
+    _check_count("shards", len(told.shards), protocol.MAX_SHARDS)
     for each in told.shards:
         for name, limit in _LENGTHS.items():
             value = getattr(each.spec, name)
             if not (1 <= len(value) <= limit and value.isprintable()):
                 raise Unfit(f"{name} of a shard is not one line of 1 to {limit} characters")
-        if not (0 <= each.spec.rank <= LARGEST_IN_ROWS and 0 <= each.spec.slots <= LARGEST_IN_ROWS):
-            raise Unfit(f"rank or slots of replica {each.spec.replica} is out of range")
+        _check_held(each.spec)
         _check_adapters(each.spec)
     _check_states(each.status for each in told.shards)
+
+
+def _check_held(told: protocol.ShardSpec) -> None:
+    """What a shard takes of its node, and since when."""
+    of = f"of replica {told.replica}"
+    if not all(0 <= number <= LARGEST_IN_ROWS for number in (told.rank, told.slots, told.cores)):
+        raise Unfit(f"rank, slots or cores {of} is out of range")
+    _check_count(f"cards {of}", len(told.gpus), protocol.MAX_GPUS)
+    if len(told.fabric) > MAX_NAME:
+        raise Unfit(f"the name of the fabric {of} is longer than {MAX_NAME} characters")
+    if told.made_at is not None and (told.made_at.tzinfo is None or told.made_at.year not in _YEARS):
+        raise Unfit(f"made_at {of} has no time zone, or is not of our time: {told.made_at}")
 
 
 def _check_inventory(told: protocol.Inventory) -> None:
@@ -112,8 +125,7 @@ def _check_inventory(told: protocol.Inventory) -> None:
         ("fabrics", tuple(fabric.name for fabric in told.fabrics), protocol.MAX_FABRICS),
         ("adapters", networks, protocol.MAX_ADAPTERS),
     ):
-        if len(found) > most:
-            raise Unfit(f"{len(found)} {kind} are more than {most}")
+        _check_count(kind, len(found), most)
         if len(set(found)) < len(found):
             raise Unfit(f"one of the {kind} is there twice")
         if not all(1 <= len(name) <= MAX_NAME and name.isprintable() for name in found):
@@ -121,13 +133,16 @@ def _check_inventory(told: protocol.Inventory) -> None:
     for gpu in told.gpus:
         if len(gpu.gpu_class) > MAX_CLASS or max(len(gpu.name), len(gpu.fault)) > protocol.MAX_TEXT:
             raise Unfit(f"class, name or fault of card {gpu.uuid} is too long")
-    if len(told.files) > protocol.MAX_FILES:
-        raise Unfit(f"{len(told.files)} files are more than {protocol.MAX_FILES}")
+    _check_count("files", len(told.files), protocol.MAX_FILES)
+    sizes = (told.cpu.cores, told.memory_bytes, *(disk.free_bytes for disk in told.disks))
+    if any(size is not None and size < 0 for size in sizes):
+        raise Unfit("cores, memory or free disk are less than nothing")
 
 
 def _check_load(told: protocol.NodeLoad) -> None:
-    if len(told.gpus) > protocol.MAX_GPUS:
-        raise Unfit(f"readings of {len(told.gpus)} cards are more than {protocol.MAX_GPUS}")
+    _check_count("readings of cards", len(told.gpus), protocol.MAX_GPUS)
+    if not 0 <= (told.gpus_age_s or 0) <= LARGEST_IN_ROWS:
+        raise Unfit("the age of the cards' readings is out of range")
 
 
 def _check_adapters(told: protocol.ShardSpec) -> None:
@@ -140,7 +155,13 @@ def _check_adapters(told: protocol.ShardSpec) -> None:
 
 def _check_states(told: Iterable[protocol.ShardState]) -> None:
     for each in told:
-        if each.port is not None and not 1 <= each.port <= 65535:
-            raise Unfit(f"port {each.port} of replica {each.replica[:120]} is none")
+        for port in (each.port, each.rendezvous):
+            if port is not None and not 1 <= port <= 65535:
+                raise Unfit(f"port {port} of replica {each.replica[:120]} is none")
         if not (0 <= each.rank <= LARGEST_IN_ROWS and 0 <= (each.pid or 0) <= LARGEST_IN_ROWS):
             raise Unfit(f"rank or pid of replica {each.replica[:120]} is out of range")
+
+
+def _check_count(kind: str, count: int, most: int) -> None:
+    if count > most:
+        raise Unfit(f"{count} {kind} are more than {most}")

@@ -31,7 +31,7 @@ def running(**fields: Any) -> protocol.Running:
         "engine": "llamacpp",
         "source": "/x",
     }
-    status = {name: fields.pop(name) for name in ("port", "pid", "rank", "reason") if name in fields}
+    status = {name: fields.pop(name) for name in ("port", "pid", "rank", "reason", "rendezvous") if name in fields}
     return protocol.Running(
         spec=protocol.ShardSpec(**{**spec, **fields}),
         status=protocol.ShardState(replica="r", state="loading", **status),
@@ -95,7 +95,7 @@ def test_labels_are_few_and_short(labels: dict[str, str], fault: str) -> None:
 
 def test_readings_are_bounded() -> None:
     readings = (protocol.GpuReading(uuid="GPU-1"),) * 129
-    with pytest.raises(intake.Unfit, match="readings of 129 cards are more than 128"):
+    with pytest.raises(intake.Unfit, match="129 readings of cards are more than 128"):
         intake.fitted(protocol.Heartbeat(load=protocol.NodeLoad(gpus=readings)))
 
 
