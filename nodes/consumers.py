@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import Any, assert_never
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 from channels.db import database_sync_to_async
@@ -15,12 +17,14 @@ from django.db import DatabaseError
 
 from agent import protocol
 from llmgw.core import doorbell
-from llmgw.core.clock import Clock, SystemClock
+from llmgw.core.clock import Clock
+from llmgw.core.store_clock import STORE_CLOCK
 from nodes import actions, commands, identity, intake, polling
 from nodes.gauges import forget_cards, tell_cards
 from nodes.models import Node
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 REGISTER_WITHIN_S = 15.0
 LOOK_S = 60.0
@@ -58,7 +62,7 @@ class _Greeting(msgspec.Struct):
 class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
     """One connection. States: refused, or proven (a token), then registered (one Register), then told and telling."""
 
-    clock: Clock = SystemClock()
+    clock: Clock = STORE_CLOCK
     strangers = _Seldom()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -132,7 +136,6 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self._hear(self.node, message)
 
     async def _hear(self, node: Node, message: protocol.Up) -> None:
-        now = self.clock.now()
         match message:
             case protocol.Register():
                 await self._register(node, message)
@@ -142,10 +145,15 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                 await self._heartbeat(node, message)
             case protocol.ShardStatus():
                 self.told[message.status.replica, message.status.rank] = message.status
-                tell = database_sync_to_async(actions.shard_status)
-                await self._go_on(await tell(node=node.name, connection=self.connection, report=message, now=now))
+                await self._go_on(
+                    await self._act(
+                        lambda now: actions.shard_status(
+                            node=node.name, connection=self.connection, report=message, now=now
+                        )
+                    )
+                )
             case protocol.Ack():
-                await database_sync_to_async(actions.acknowledge)(node=node.name, ack=message, now=now)
+                await self._act(lambda now: actions.acknowledge(node=node.name, ack=message, now=now))
             case _:
                 assert_never(message)
 
@@ -153,13 +161,11 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self.deadline:
             self.deadline.cancel()  # it has spoken; that a whole fleet speaks at once is not its fault
         assert self.proof
-        register = database_sync_to_async(actions.register_node)
-        answer = await register(
-            node=node,
-            register=message,
-            connection=self.connection,
-            now=self.clock.now(),
-            proof=self.proof.kind,
+        kind = self.proof.kind
+        answer = await self._act(
+            lambda now: actions.register_node(
+                node=node, register=message, connection=self.connection, now=now, proof=kind
+            )
         )
         if isinstance(answer, protocol.Refused):
             await self._refuse(answer.reason, answer.retry_after_s)
@@ -182,19 +188,25 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.errands = message.errands
         self.told = {(state.replica, state.rank): state for state in message.shards}
         self.written_at = self.clock.monotonic()
-        beat = database_sync_to_async(actions.heartbeat)
-        heard = await beat(
-            node=node.name,
-            connection=self.connection,
-            load=message.load,
-            changed=changed,
-            now=self.clock.now(),
-            inventory=message.inventory,
-            errands=errands,
+        heard = await self._act(
+            lambda now: actions.heartbeat(
+                node=node.name,
+                connection=self.connection,
+                load=message.load,
+                changed=changed,
+                now=now,
+                inventory=message.inventory,
+                errands=errands,
+            )
         )
         if heard == "ok" and message.inventory is not None:
             tell_cards(node.name, self.connection, message.inventory.gpus)
         await self._go_on(heard)
+
+    async def _act(self, act: Callable[[datetime], Answer]) -> Answer:
+        """What an action of the store answers that is given the store's time, off the event loop."""
+        at_its_time: Callable[[], Awaitable[Answer]] = database_sync_to_async(lambda: act(self.clock.now()))
+        return await at_its_time()
 
     async def _go_on(self, heard: actions.Heard) -> None:
         match heard:
@@ -208,12 +220,14 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _send_commands(self, node: Node) -> None:
         """Pass on what is stored for the node, now and whenever there is more, until the stream ends."""
         listener = doorbell.Listener([doorbell.commands_for(node.name)])
-        take = database_sync_to_async(commands.take_due)
         poll = polling.here()
         poll.join(self.clock.now)
         try:
             while True:
-                for command in await take(node=node.name, connection=self.connection, now=self.clock.now()):
+                due = await self._act(
+                    lambda now: commands.take_due(node=node.name, connection=self.connection, now=now)
+                )
+                for command in due:
                     await self._say(command)
                 if await listener.wait(LOOK_S) and (over := await self._over()):
                     await self._refuse(over)

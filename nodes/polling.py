@@ -44,11 +44,11 @@ class Poll:
             self.task = None
 
     async def _run(self, now: Callable[[], datetime]) -> None:
-        look = database_sync_to_async(commands.nodes_with_due)
+        look = database_sync_to_async(lambda: commands.nodes_with_due(now()))
         while True:
             await asyncio.sleep(POLL_S)
             try:
-                for node in await look(now()):
+                for node in await look():
                     doorbell.ring_here(doorbell.commands_for(node))
             except DatabaseError as error:
                 log.error("Commands to agents could not be looked for (%s); the next look is in %g s", error, POLL_S)

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from llmgw.core import lease
-from llmgw.core.clock import SystemClock
+from llmgw.core.store_clock import STORE_CLOCK
 from nodes import passes, tidying
 from nodes.poke import RECONCILE
 
@@ -60,7 +60,7 @@ def tidy() -> None:
     """Drop old events and answered commands."""
     nodes = settings.LLMGW.nodes
     try:
-        gone = tidying.tidy(SystemClock().now(), keep_events=timedelta(days=nodes.keep_events_days))
+        gone = tidying.tidy(STORE_CLOCK.now(), keep_events=timedelta(days=nodes.keep_events_days))
         if gone:
             log.info("%d old rows of events, commands and loads were dropped", gone)
     except DatabaseError as error:
