@@ -15,9 +15,11 @@ from django.utils import timezone
 
 import catalog.models
 from agent import protocol
-from nodes import models, state
+from nodes import asides, models, state
+from nodes.alerts import Alert
 from nodes.exposure import exposed
-from nodes.summary import Alert, Summary, UsageLine, summarise
+from nodes.idle import names_to_look_up
+from nodes.summary import Summary, UsageLine, summarise
 from tenants.models import Team, Usage
 
 FRESH = timedelta(seconds=20)
@@ -79,9 +81,17 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
 
 
 def current_summary(now: datetime | None = None) -> Summary:
-    """What dashboard, API and `llmgw ctl status` print, in ten queries."""
+    """What dashboard, API and `llmgw ctl status` print, in twelve queries, and one more where replicas are idle."""
     now = now or timezone.now()
-    summary = summarise(take(now), _usage_today(now), now)
+    cluster = take(now)
+    summary = summarise(
+        cluster,
+        _usage_today(now),
+        now,
+        users=asides.users(now),
+        used=asides.last_used(names_to_look_up(cluster)),
+        certified=asides.ending(now),
+    )
     listen, agents = settings.LLMGW.listen, settings.LLMGW.agents
     warning = exposed(listen.host, listen.port, join_tokens=agents.join_tokens)
     return replace(summary, alerts=(*summary.alerts, Alert("warn", "agents", warning, None))) if warning else summary

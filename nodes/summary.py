@@ -9,14 +9,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
 from catalog import spec
-from nodes import totals
+from nodes import alerts, totals
+from nodes.alerts import Alert
 from nodes.hardware import count_cards
-from nodes.placement import LEAST_DISK_BYTES, Used, in_use
+from nodes.holdings import Used, in_use
+from nodes.idle import IdleLine, idle
 from nodes.reasons import told
 from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
 from nodes.totals import CapacityLine, QuotaLine
+from nodes.wholes import WholeLine, wholes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +107,6 @@ class ModelLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
-    """Something that needs a person. `state`: failed, warn."""
-
-    state: str
-    subject: str
-    text: str
-    at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class UsageLine:
     """Finished requests since midnight UTC."""
 
@@ -123,20 +117,48 @@ class UsageLine:
 
 
 @dataclass(frozen=True, slots=True)
+class UserLine:
+    """What a project asked of one model in the last minutes. Requests that have not ended are not in it."""
+
+    project_id: int
+    project: str
+    team: str
+    model: str
+    requests: int
+    tokens_per_minute: float
+    """Read and written; of requests that did not tell, none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     at: datetime
     alerts: tuple[Alert, ...]
     capacity: tuple[CapacityLine, ...]
+    fabrics: tuple[WholeLine, ...]
+    """Whole nodes that are free, for replicas that span nodes."""
     quotas: tuple[QuotaLine, ...]
+    users: tuple[UserLine, ...]
+    """Who has used the cluster in the last five minutes, and what they run."""
+    idle: tuple[IdleLine, ...]
+    """Replicas holding hardware that nobody asks for."""
     nodes: tuple[NodeLine, ...]
     models: tuple[ModelLine, ...]
     replicas: tuple[ReplicaLine, ...]
     usage_today: UsageLine
 
 
-def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summary:
-    """The lines that a person reads, in a settled order: nodes and models by name, replicas by model and age."""
-    used = in_use(cluster)
+def summarise(
+    cluster: Cluster,
+    usage_today: UsageLine,
+    now: datetime,
+    *,
+    users: tuple[UserLine, ...] = (),
+    used: Mapping[str, datetime] = MappingProxyType({}),
+    certified: Sequence[alerts.Certified] = (),
+) -> Summary:
+    """The lines that a person reads, in a settled order: nodes and models by name, replicas by model and age. `used`:
+    when requests for models last ended."""
+    taken = in_use(cluster)
     replicas = sorted(cluster.replicas, key=lambda replica: (replica.model, replica.made_at, replica.name))
     lost = {node.name for node in cluster.nodes if node.state == "lost"}
     hosted = Counter(node for replica in replicas for node in {shard.node for shard in replica.shards})
@@ -159,11 +181,19 @@ def summarise(cluster: Cluster, usage_today: UsageLine, now: datetime) -> Summar
                 held_cards[shard.node].update(shard.gpus)
     return Summary(
         at=now,
-        alerts=(*_node_alerts(nodes), *_model_alerts(models, held), *_team_alerts(cluster)),
-        capacity=totals.capacity(nodes, replicas, used),
+        alerts=(
+            *alerts.of_nodes(nodes),
+            *_model_alerts(models, held),
+            *alerts.of_teams(cluster),
+            *alerts.of_certificates(certified, now),
+        ),
+        capacity=totals.capacity(nodes, replicas, taken),
+        fabrics=wholes(nodes, held_cards),
         quotas=totals.quotas(cluster),
+        users=users,
+        idle=idle(cluster, used, now),
         nodes=tuple(
-            _node(node, used.get(node.name, Used()), hosted[node.name], held_cards[node.name]) for node in nodes
+            _node(node, taken.get(node.name, Used()), hosted[node.name], held_cards[node.name]) for node in nodes
         ),
         models=models,
         replicas=tuple(_replica(replica) for replica in replicas),
@@ -311,28 +341,6 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _node_alerts(nodes: Iterable[Node]) -> tuple[Alert, ...]:
-    found = []
-    for node in nodes:
-        if node.state in ("unreachable", "lost"):
-            grade = "failed" if node.state == "lost" else "warn"
-            text = f"Node {node.name} is {node.state}; see whether the machine and its agent run."
-            found.append(Alert(grade, node.name, text, node.last_seen_at))
-        free = node.disk_free_bytes
-        if node.state == "ready" and free is not None and free < LEAST_DISK_BYTES:
-            text = f"The disk of node {node.name} has {free // 10**6} MB free; free some, or nothing new can be stored."
-            found.append(Alert("warn", node.name, text, None))
-        if node.state == "ready" and node.gpus_fault:
-            text = f"The cards of {node.name} cannot be read: {node.gpus_fault}. Nothing new is placed on them."
-            found.append(Alert("warn", node.name, text, None))
-        found += [
-            Alert("warn", node.name, f"Card {gpu.index} ({gpu.name}) of {node.name} is faulty: {gpu.fault}", None)
-            for gpu in node.gpus
-            if not gpu.healthy
-        ]
-    return tuple(found)
-
-
 def _model_alerts(models: Iterable[ModelLine], held: Mapping[str, list[Backoff]]) -> tuple[Alert, ...]:
     found = []
     for line in models:
@@ -345,11 +353,3 @@ def _model_alerts(models: Iterable[ModelLine], held: Mapping[str, list[Backoff]]
         elif line.note and line.state == "ready":
             found.append(Alert("warn", line.name, f"{line.name}: {line.note}", None))
     return tuple(found)
-
-
-def _team_alerts(cluster: Cluster) -> Iterable[Alert]:
-    """A quota binds by the team's short name: a model that names none that there is would hold what it likes."""
-    for model in sorted(cluster.models, key=lambda model: model.name):
-        if model.team and model.team not in cluster.quotas:
-            text = f"{model.name} names the team {model.team}, which there is not: no quota binds it. Correct its team."
-            yield Alert("warn", model.name, text, None)

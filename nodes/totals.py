@@ -67,7 +67,7 @@ def capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[s
 def _cards(gpu_class: str, cards: Sequence[tuple[Node, Gpu]], serves: Mapping[tuple[str, str], bool]) -> CapacityLine:
     healthy = [(node, gpu) for node, gpu in cards if gpu.healthy]
     taken = [serves[node.name, gpu.uuid] for node, gpu in healthy if (node.name, gpu.uuid) in serves]
-    closed = sum((node.name, gpu.uuid) not in serves and _is_closed(node) for node, gpu in healthy)
+    closed = sum((node.name, gpu.uuid) not in serves and is_closed(node) for node, gpu in healthy)
     return CapacityLine(
         gpu_class=gpu_class,
         unit="cards",
@@ -105,7 +105,8 @@ def _takes_nothing(node: Node) -> bool:
     return node.state != "ready" or node.cordoned or node.draining
 
 
-def _is_closed(node: Node) -> bool:
+def is_closed(node: Node) -> bool:
+    """Whether nothing new is placed on its cards."""
     return _takes_nothing(node) or bool(node.gpus_fault)
 
 

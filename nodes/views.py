@@ -13,13 +13,14 @@ from django.views.decorators.http import require_safe
 
 from agent import protocol
 from catalog.models import Model
-from nodes import actions, networks
+from nodes import actions, listing, networks
+from nodes.alerts import Alert
 from nodes.fabrics import PortLine
 from nodes.forms import NodeForm
 from nodes.hardware import cards_in_words, hardware
 from nodes.models import Event, Node, Replica, Shard
 from nodes.snapshot import current_summary
-from nodes.summary import Alert, ModelLine, NodeLine, ReplicaLine
+from nodes.summary import ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
 from tenants.audit import Actor
@@ -65,7 +66,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 @operators
 def node_list(request: HttpRequest) -> HttpResponse:
     summary = current_summary()
-    return _page_or_fragment(request, "node_list", _listed(request, summary.nodes))
+    return _page_or_fragment(request, "node_list", _listed(request, summary.nodes, listing.NODES))
 
 
 @never_cache
@@ -128,7 +129,7 @@ def fabric_list(request: HttpRequest) -> HttpResponse:
 @operators
 def model_list(request: HttpRequest) -> HttpResponse:
     summary = current_summary()
-    return _page_or_fragment(request, "model_list", _listed(request, summary.models))
+    return _page_or_fragment(request, "model_list", _listed(request, summary.models, listing.MODELS))
 
 
 @require_safe
@@ -150,7 +151,8 @@ def model_detail(request: HttpRequest, name: str) -> HttpResponse:
 @operators
 def replica_list(request: HttpRequest) -> HttpResponse:
     lines, model = current_summary().replicas, request.GET.get("model", "")
-    listed = _listed(request, [line for line in lines if line.model == model] if model else lines)
+    narrowed = [line for line in lines if line.model == model] if model else lines
+    listed = _listed(request, narrowed, listing.REPLICAS)
     return _page_or_fragment(request, "replica_list", {**listed, "model": model})
 
 
@@ -199,16 +201,18 @@ def _page_or_fragment(request: HttpRequest, stem: str, context: Mapping[str, obj
     return render(request, f"nodes/{'_' if getattr(request, 'htmx', False) else ''}{stem}.html", dict(context))
 
 
-def _listed(request: HttpRequest, lines: Sequence[Line]) -> dict[str, object]:
-    """One page of a list by name, narrowed by the chips that the address names."""
+def _listed(request: HttpRequest, lines: Sequence[Line], columns: listing.Columns[Line]) -> dict[str, object]:
+    """One page of a list, narrowed by the chips and in the order that the address names."""
     show = request.GET.get("show", "")
-    after = request.GET.get("after", "")
+    order = listing.order_of(request.GET.get("sort", ""), columns)
     narrowed = [line for line in lines if not show or line.state == show]
-    rest = [line for line in sorted(narrowed, key=_by_name) if line.name > after]
+    rest = listing.after(listing.sort(narrowed, columns, order), request.GET.get("after", ""), order)
     states = sorted({line.state for line in lines})
     return {
         "lines": rest[:ROWS],
         "after": rest[ROWS - 1].name if len(rest) > ROWS else "",
+        "order": order,
+        "sort": str(order),
         "show": show,
         "states": states,
         "total": len(lines),
@@ -231,7 +235,3 @@ def _alike_together(alerts: Sequence[Alert]) -> list[tuple[Alert, int]]:
     for alert in alerts:
         alike.setdefault((alert.state, alert.text.replace(alert.subject, "")), []).append(alert)
     return [(same[0], len(same) - 1) for same in alike.values()]
-
-
-def _by_name(line: Line) -> str:
-    return line.name

@@ -105,6 +105,9 @@ def status(summary: Record) -> None:
         ),
         "No node has joined. Make a join token: llmgw ctl node-token NAME",
     )
+    if summary["fabrics"]:
+        line("")
+        wholes(summary["fabrics"])
     if summary["quotas"]:
         line("")
         quotas(summary["quotas"], title="Cards of teams")
@@ -114,6 +117,11 @@ def status(summary: Record) -> None:
     models(summary["models"], now)
     line("")
     replicas(summary["replicas"], now, title="Replicas")
+    if summary["idle"]:
+        line("")
+        idle(summary["idle"], now)
+    line("")
+    users(summary["users"])
     line("")
     used = summary["usage_today"]
     line(
@@ -141,6 +149,60 @@ def quotas(lines: Iterable[Record], *, title: str = "", empty: str = "") -> None
     )
 
 
+def wholes(lines: Iterable[Record]) -> None:
+    table(
+        "Whole nodes free per fabric",
+        ("fabric", "class", ">Gbit/s", ">nodes", ">up", ">whole free", ">their cards", "note"),
+        (
+            (
+                each["fabric"],
+                each["gpu_class"] or "none",
+                number(each["rate_gbit_s"], 1),
+                *(number(each[key]) for key in ("nodes", "up", "free", "free_cards")),
+                each["note"],
+            )
+            for each in lines
+        ),
+        "",
+    )
+
+
+def idle(lines: Iterable[Record], now: datetime) -> None:
+    table(
+        "Holding hardware, nobody asking",
+        ("replica", "node", ">cards", ">cores", "last asked", "why it stays"),
+        (
+            (
+                each["replica"],
+                each["node"],
+                number(each["cards"]),
+                number(each["cores"], 1),
+                since(each["idle_since"], now),
+                each["note"],
+            )
+            for each in lines
+        ),
+        "",
+    )
+
+
+def users(lines: Iterable[Record]) -> None:
+    table(
+        "Using the cluster in the last 5 minutes",
+        ("project", "model", ">requests", ">tokens a minute"),
+        (
+            (
+                f"{each['team']} / {each['project']}",
+                each["model"] or UNKNOWN,
+                number(each["requests"]),
+                number(each["tokens_per_minute"]),
+            )
+            for each in lines
+        ),
+        "Nobody.",
+    )
+
+
 def nodes(lines: Iterable[Record], now: datetime, *, title: str = "") -> None:
     table(
         title,
@@ -154,7 +216,7 @@ def nodes(lines: Iterable[Record], now: datetime, *, title: str = "") -> None:
                 f"{size(each['memory_used_bytes'])} of {size(each['memory_bytes'])}",
                 percent(each["cpu_percent"]),
                 size(each["disk_free_bytes"]),
-                f"{each['gpus']} ({each['gpus_faulty']} faulty)" if each["gpus_faulty"] else each["gpus"],
+                cards(each),
                 each["replicas"],
                 each["files"],
                 since(each["last_seen_at"], now),
@@ -163,6 +225,14 @@ def nodes(lines: Iterable[Record], now: datetime, *, title: str = "") -> None:
         ),
         "No nodes. Make a join token: llmgw ctl node-token NAME",
     )
+
+
+def cards(node: Record) -> str:
+    """8: 4 used, 2 free, 2 faulty."""
+    if not node["gpus"]:
+        return "unknown" if node["gpus_note"] else "-"
+    faulty = f", {node['gpus_faulty']} faulty" if node["gpus_faulty"] else ""
+    return f"{node['gpus']}: {node['gpus_used']} used, {node['gpus_free']} free{faulty}"
 
 
 def models(lines: Iterable[Record], now: datetime) -> None:

@@ -31,6 +31,7 @@ from tenants.keys import digest
 from tenants.models import AuditEntry, Key, User
 from tests import factories
 from tests.api.cast import make_usage
+from tests.pages import machines, rows
 
 Ctl = Callable[..., Result]
 
@@ -78,6 +79,32 @@ def test_status_prints_the_summary_that_pages_show(llmgw: Ctl) -> None:
     data = json.loads(llmgw("ctl", "status", "--json").stdout)
     assert data["capacity"][0]["total"] == now.capacity[0].total
     assert "\x1b" not in done.stdout
+
+
+def test_status_says_what_is_free_whole_who_uses_the_cluster_and_what_is_idle(llmgw: Ctl) -> None:
+    machines.make_fleet()
+    rows.make_idle("quiet")
+    key, _ = factories.make_key(project=factories.make_project("evals", team=factories.make_team("Research")))
+    rows.make_usage(10, key=key, model="big")
+    identity.admit_certificate(
+        name="gpu-01", serial="a", expires_at=timezone.now() + timedelta(days=3, hours=1), actor=SYSTEM
+    )
+    lines = [" ".join(line.split()) for line in llmgw("ctl", "status").stdout.splitlines()]
+    for line in (
+        "ib0 h100-80g 400 3 3 1 8",
+        "Research / evals big 10 64",
+        "quiet-1 node",
+        "warn gpu-01 The certificate of gpu-01 ends in 3 d; then its agent is refused. Make another: llmgw node add",
+    ):
+        assert [found for found in lines if found.startswith(line)], (line, lines)
+
+
+def test_nodes_are_listed_with_their_cards_used_free_and_faulty(llmgw: Ctl) -> None:
+    machines.make_fleet()
+    cards = {line.split()[0]: line for line in llmgw("ctl", "nodes").stdout.splitlines()}
+    assert "8: 8 used, 0 free " in cards["gpu-01"]
+    assert "8: 4 used, 2 free, 2 faulty" in cards["gpu-02"]
+    assert "used" not in cards["cpu-01"]
 
 
 def test_an_empty_cluster_says_the_next_step(llmgw: Ctl) -> None:

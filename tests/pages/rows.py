@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 
 import catalog.models
-from nodes.models import Node, Replica, Shard
+from nodes.models import Node, Replica, ReplicaLoad, Shard
 from tenants.models import Key, Membership, Role, Team, Usage, User
 from tests import factories
 
@@ -109,3 +109,11 @@ def make_cluster(count: int) -> None:
             model=f"model-{number:04}",
             reason="the engine ended with code 1: could not load the model" if state == "failed" else "",
         )
+
+
+def make_idle(name: str, *, node: Node | None = None) -> None:
+    """A model whose replica has been ready for two hours and is known to serve nobody."""
+    now = timezone.now()
+    factories.make_model(name)
+    replica = factories.make_replica(f"{name}-1", model=name, node=node, ready_at=now - timedelta(hours=2))
+    ReplicaLoad.objects.create(gateway="g", replica=replica.name, in_flight=0, running=0, waiting=0, at=now)

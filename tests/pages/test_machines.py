@@ -46,6 +46,14 @@ def test_the_node_list_counts_cards_used_free_and_faulty_and_says_which_and_why(
     assert "used" not in row_of(page, "cpu-01")
 
 
+def test_the_dashboard_counts_the_whole_nodes_that_are_free_on_each_fabric(client: Client) -> None:
+    machines.make_fleet()
+    page = text_of(client, "/dashboard/").split("Whole nodes free per fabric")[1].split("</section>")[0]
+    assert row_of(page, "ib0").split() == ["ib0", "h100-80g", "400", "3", "of", "3", "1", "8", "cards"]
+    assert "down" in row_of(page, "ib-east")
+    assert "gpu-04: adapter mlx5_1 has no ACTIVE port" in page
+
+
 def test_a_nodes_page_says_first_what_is_wrong_and_what_to_do(client: Client) -> None:
     machines.make_fleet()
     page = text_of(client, "/nodes/gpu-02/")

@@ -208,8 +208,75 @@ def test_what_needs_a_person_is_said_once_for_all_that_are_alike(client: Client,
 
 def test_an_empty_cluster_says_the_next_step(client: Client, root: User) -> None:
     assert "Add a node" in text_of(client, "/dashboard/")
-    assert "llmgw ctl models apply" in text_of(client, "/models/")
+    models = text_of(client, "/models/")
+    assert "llmgw ctl models apply" in models
+    assert models.count('href="/catalog/add/"') == 2
+    assert 'href="/catalog/add/"' in text_of(client, "/models/").split('class="empty"')[1]
     assert "No replica yet" in text_of(client, "/replicas/")
+
+
+def test_a_models_page_leads_to_where_the_catalog_is_changed(client: Client, root: User) -> None:
+    factories.make_model("org/model")
+    page = text_of(client, "/models/org/model/")
+    assert 'href="/catalog/edit/org/model/">Edit in the catalog</a>' in page
+    assert client.get("/catalog/edit/org/model/").status_code == 200
+
+
+def test_lists_are_sorted_by_links_that_keep_the_chip_and_need_no_script(client: Client, root: User) -> None:
+    for number, cpu in enumerate((7.0, 93.0, None)):
+        factories.make_node(f"n{number}", load={"cpu_percent": cpu})
+    page = text_of(client, "/nodes/?show=ready&sort=-cpu&after=gone")
+    assert re.findall(r'<th><a href="/nodes/(n\d)/', page) == ["n1", "n0", "n2"]
+    assert '<th class="num" aria-sort="descending"><a href="?show=ready&amp;sort=cpu">CPU</a></th>' in page
+    assert '<a href="?show=ready&amp;sort=-memory">Memory</a>' in page
+    assert 'hx-get="/nodes/?show=ready&amp;sort=-cpu&amp;after=gone"' in page
+    assert 'href="?sort=-cpu&amp;show=ready"' in page
+    by_name = text_of(client, "/nodes/")
+    assert '<th aria-sort="ascending"><a href="?sort=-name">Node</a></th>' in by_name
+    assert "aria-sort" not in text_of(client, "/dashboard/")
+    assert 'href="?sort=nothing' not in text_of(client, '/nodes/?sort=nothing"><b>')
+
+
+@pytest.mark.parametrize("url", ["/models/", "/replicas/", "/nodes/"])
+def test_every_head_of_a_list_sorts_it(client: Client, root: User, url: str) -> None:
+    rows.make_cluster(3)
+    page = text_of(client, url)
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", page[: page.index("</thead>")])
+    links = [re.search(r'href="(\?sort=[^"]+)"', head) for head in heads]
+    assert all(links)
+    for link in links:
+        assert link
+        sorted_page = text_of(client, url + link[1])
+        assert sorted_page.count('aria-sort="') == 1
+        assert "model-0002" in sorted_page or "node-0002" in sorted_page
+
+
+def test_a_sorted_list_goes_on_where_its_page_ended(client: Client, root: User, thousand: None) -> None:
+    first = text_of(client, "/nodes/?sort=-name")
+    names = re.findall(r'<th><a href="/nodes/([^/]+)/', first)
+    assert (names[0], names[1], len(names)) == ("template", "n0999", 100)
+    after = re.search(r'href="(\?sort=-name&amp;after=[^"]+)"', first)
+    assert after
+    assert (
+        re.findall(r'<th><a href="/nodes/([^/]+)/', text_of(client, "/nodes/" + after[1].replace("&amp;", "&")))[0]
+        == "n0900"
+    )
+
+
+def test_the_dashboard_says_who_uses_the_cluster_and_what_holds_hardware_for_nobody(client: Client, root: User) -> None:
+    rows.make_idle("quiet")
+    page = text_of(client, "/dashboard/")
+    assert 'href="/replicas/quiet-1/">quiet-1</a>' in page.split("Holding hardware, nobody asking")[1]
+    assert "kept up: scaling.min is 1; with 0 it starts on demand" in page
+    assert "Nobody just now." in page
+    key, _ = factories.make_key(project=factories.make_project("evals", team=factories.make_team("Research")))
+    rows.make_usage(10, key=key, model="quiet")
+    page = text_of(client, "/dashboard/")
+    using = page.split("Using the cluster now")[1].split("</section>")[0]
+    assert "Research / evals" in using
+    assert 'href="/models/quiet/">quiet</a></td><td class="num">10</td><td class="num">64</td>' in using
+    assert "Holding hardware" in page
+    assert "quiet-1" not in page.split("Holding hardware, nobody asking")[1].split("</section>")[0]
 
 
 def test_a_replica_page_shows_the_engines_last_lines(client: Client, root: User) -> None:
@@ -241,13 +308,16 @@ def test_a_fragment_is_the_file_that_the_page_includes(client: Client, root: Use
     ("url", "queries"),
     [
         ("/", 12),
-        ("/dashboard/", 15),
-        ("/nodes/", 13),
-        ("/models/", 13),
-        ("/replicas/", 13),
-        ("/nodes/node-0000/", 16),
-        ("/models/model-0000/", 16),
-        ("/replicas/model-0000-1/", 16),
+        ("/dashboard/", 17),
+        ("/nodes/", 15),
+        ("/models/", 15),
+        ("/replicas/", 15),
+        ("/nodes/?sort=-cpu", 15),
+        ("/models/?sort=-load", 15),
+        ("/replicas/?sort=node", 15),
+        ("/nodes/node-0000/", 18),
+        ("/models/model-0000/", 18),
+        ("/replicas/model-0000-1/", 18),
         ("/requests/", 7),
         ("/keys/", 5),
         ("/account/", 9),

@@ -1,0 +1,54 @@
+"""What a summary says beside the cluster itself, read from rows: use, certificates. Query counts are pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+
+from django.db.models import Count, F, Max, OuterRef, Subquery, Sum
+
+import catalog.models
+from nodes.alerts import WARN_BEFORE, Certified
+from nodes.models import Certificate
+from nodes.summary import UserLine
+from tenants.models import Usage
+
+LATELY = timedelta(minutes=5)
+"""Who uses the cluster now: whose requests ended in this time."""
+USERS = 50
+
+
+def users(now: datetime) -> tuple[UserLine, ...]:
+    """Who uses the cluster and which models, the busiest first. One query."""
+    groups = (
+        Usage.objects.filter(at__gte=now - LATELY, project__isnull=False)
+        .values("project_id", "project__name", "project__team__name", "model")
+        .annotate(requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens"))
+        .order_by(F("requests").desc(), "project__name", "project_id", "model")[:USERS]
+    )
+    minutes = LATELY.total_seconds() / 60
+    return tuple(
+        UserLine(
+            project_id=group["project_id"],
+            project=group["project__name"],
+            team=group["project__team__name"],
+            model=group["model"],
+            requests=group["requests"],
+            tokens_per_minute=((group["prompt"] or 0) + (group["completion"] or 0)) / minutes,
+        )
+        for group in groups
+    )
+
+
+def last_used(models: Collection[str]) -> Mapping[str, datetime]:
+    """When requests by each of these names last ended. One query that looks at one row a model; none for no names."""
+    latest = Usage.objects.filter(model=OuterRef("name")).order_by("-at").values("at")[:1]
+    rows = catalog.models.Model.objects.filter(name__in=models).order_by()
+    found = rows.values_list("name", Subquery(latest))
+    return {name: at for name, at in found if at is not None}
+
+
+def ending(now: datetime) -> tuple[Certified, ...]:
+    """Nodes whose last certificate ends soon or has ended. One query."""
+    rows = Certificate.objects.order_by().values_list("node_id").annotate(until=Max("expires_at"))
+    return tuple(Certified(node, until) for node, until in rows.filter(until__lte=now + WARN_BEFORE))
