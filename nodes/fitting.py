@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.protocol import Gpu
 from catalog import spec
-from nodes.holdings import NOTHING, Holdings, Used
+from nodes.holdings import Used
 from nodes.state import Node, required_memory_bytes
 
 LEAST_DISK_BYTES = 512 * 1024 * 1024
@@ -22,6 +22,40 @@ NAMED = 4
 
 Types = Mapping[str, Sequence[Gpu]]
 """Cards by their type, which is their product name: PCIe and SXM cards of one class are two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All that the place of a shard depends on of its model and profile: those that ask alike are answered alike."""
+
+    profile: str
+    engine: str
+    gpu_class: str | None
+    cards: int
+    """Of one node."""
+    nodes: int
+    cores: float
+    """As the profile reserves them."""
+    memory_bytes: int | None
+    """Of the whole replica; None: not said."""
+    disk_bytes: int
+    labels: tuple[tuple[str, str], ...]
+    only_nodes: tuple[str, ...]
+
+
+def ask_of(model: spec.Model, profile: spec.Profile) -> Ask:
+    return Ask(
+        profile=profile.name,
+        engine=profile.engine,
+        gpu_class=profile.gpu_class,
+        cards=0 if profile.gpu_class is None else max(profile.gpus_per_node, 1),
+        nodes=profile.nodes,
+        cores=profile.reserved_cores,
+        memory_bytes=required_memory_bytes(model, profile),
+        disk_bytes=int((profile.min_disk_gb or 0) * 10**9),
+        labels=profile.labels,
+        only_nodes=profile.only_nodes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +71,58 @@ class Fit:
         return sum(map(len, self.free.values()))
 
 
-def consider(node: Node, model: spec.Model, profile: spec.Profile, held: Holdings) -> Fit | str:
-    """What a shard could be given of this node, or why it cannot run there."""
-    used = held.used.get(node.name, NOTHING)
-    fault = (
-        _state_fault(node)
-        or _home_fault(node, profile)
-        or _engine_fault(node, profile.engine)
-        or _disk_fault(node, profile, used)
+def situation(node: Node, used: Used) -> tuple[object, ...]:
+    """All that the node's answers to asks depend on: while it stays the same, so do they."""
+    return (
+        node.gpus,
+        used,
+        node.state,
+        node.cordoned,
+        node.draining,
+        _disk(node),
+        node.builds,
+        node.fabrics,
+        node.labels,
+        node.disabled_engines,
+        node.gpus_fault,
+        node.cores,
+        node.reserved_cores,
+        node.memory_bytes,
     )
+
+
+def _disk(node: Node) -> int | None:
+    """Free disk as finely as reasons tell it: a disk that fills byte by byte is no news."""
+    free = node.disk_free_bytes
+    if free is None:
+        return None
+    return free - free % (10**8 if free >= 10**9 else 10**6)
+
+
+def consider(node: Node, ask: Ask, used: Used) -> Fit | str:
+    """What a shard could be given of this node, or why it cannot run there."""
+    fault = _state_fault(node) or _home_fault(node, ask) or _engine_fault(node, ask.engine)
+    fault = fault or _disk_fault(node, ask, used)
     if fault:
         return fault
-    if profile.gpu_class is None:
-        needed = required_memory_bytes(model, profile)
-        fault = _memory_fault(node, needed, used) or _cores_fault(node, profile, used)
+    if ask.gpu_class is None:
+        fault = _memory_fault(node, ask.memory_bytes, used) or _cores_fault(node, ask, used)
         return fault or Fit(node, used, {})
-    free = _free(node, profile, held)
-    fault = _cards_fault(node, profile, free, held)
+    free = _free(node, ask, used)
+    fault = _cards_fault(node, ask, free, used)
     if fault:
         return fault
-    roomy = _roomy(model, profile, free)
+    roomy = _roomy(ask, free)
     if not roomy:
-        return _card_memory_fault(model, profile, free)
-    return _reserved_fault(node, profile, used) or Fit(node, used, roomy)
+        return _card_memory_fault(ask, free)
+    return _reserved_fault(node, ask, used) or Fit(node, used, roomy)
 
 
-def cards_asked(profile: spec.Profile) -> int:
-    """How many cards a shard gets."""
-    return 0 if profile.gpu_class is None else max(profile.gpus_per_node, 1)
-
-
-def cores_counted(node: Node, profile: spec.Profile) -> float:
+def cores_counted(node: Node, ask: Ask) -> float:
     """What a shard is counted with: as declared; else on CPUs half the machine, as its threads are, on cards none."""
-    if profile.gpu_class is not None:
-        return profile.reserved_cores
-    return profile.reserved_cores or max(1, (node.cores or 0) // 2)
+    if ask.gpu_class is not None:
+        return ask.cores
+    return ask.cores or max(1, (node.cores or 0) // 2)
 
 
 # --- the node --------------------------------------------------------------------------------------------------------
@@ -91,15 +142,17 @@ _NOT_READY = {
 }
 
 
-def _home_fault(node: Node, profile: spec.Profile) -> str:
-    pinned = profile.only_nodes
+def _home_fault(node: Node, ask: Ask) -> str:
+    pinned = ask.only_nodes
     if pinned and node.name not in pinned:
-        return f"is not among only_nodes of profile {profile.name}: {listed(pinned)}"
+        return f"is not among only_nodes of profile {ask.profile}: {listed(pinned)}"
+    if not ask.labels:
+        return ""
     labels = dict(node.labels)
-    for name, value in profile.labels:
+    for name, value in ask.labels:
         if labels.get(name) != value:
             has = f"has label {name}={labels[name]}" if name in labels else f"has no label {name}"
-            return f"{has}; profile {profile.name} asks for {name}={value}; label it so, or change the profile"
+            return f"{has}; profile {ask.profile} asks for {name}={value}; label it so, or change the profile"
     return ""
 
 
@@ -114,9 +167,8 @@ def _engine_fault(node: Node, engine: str) -> str:
     return f"has no build of {engine}; install one there, or add a profile with another engine"
 
 
-def _disk_fault(node: Node, profile: spec.Profile, used: Used) -> str:
-    free = node.disk_free_bytes
-    needed = int((profile.min_disk_gb or 0) * 10**9)
+def _disk_fault(node: Node, ask: Ask, used: Used) -> str:
+    free, needed = _disk(node), ask.disk_bytes
     if free is None:
         return f"does not say how much disk it has free, and min_disk_gb asks for {_gb(needed)}" if needed else ""
     if free < LEAST_DISK_BYTES:
@@ -139,15 +191,15 @@ def _memory_fault(node: Node, needed: int | None, used: Used) -> str:
     return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required; free some, or lower required_memory_gb"
 
 
-def _cores_fault(node: Node, profile: spec.Profile, used: Used) -> str:
-    if profile.reserved_cores:
-        return _reserved_fault(node, profile, used)
+def _cores_fault(node: Node, ask: Ask, used: Used) -> str:
+    if ask.cores:
+        return _reserved_fault(node, ask, used)
     empty = used.replicas == 0 and used.cores == 0
     if node.cores is None:
         return "" if empty else "does not say how many cores it has, and already runs a replica"
     if empty and node.cores > node.reserved_cores:
         return ""  # a small machine runs one replica, whatever it is counted with
-    return _too_few_cores(node, node.cores, cores_counted(node, profile), used)
+    return _too_few_cores(node, node.cores, cores_counted(node, ask), used)
 
 
 def _too_few_cores(node: Node, cores: int, needed: float, used: Used) -> str:
@@ -160,34 +212,33 @@ def _too_few_cores(node: Node, cores: int, needed: float, used: Used) -> str:
 
 
 # --- on cards --------------------------------------------------------------------------------------------------------
-def _free(node: Node, profile: spec.Profile, held: Holdings) -> Types:
+def _free(node: Node, ask: Ask, used: Used) -> Types:
     """By type, the cards that a shard can be made of: types with enough that are free, and no slices to be joined."""
-    asked = cards_asked(profile)
     types: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in node.gpus:
-        whole = asked == 1 or not gpu.slice_of
-        if gpu.gpu_class == profile.gpu_class and gpu.healthy and whole and (node.name, gpu.uuid) not in held.cards:
+        whole = ask.cards == 1 or not gpu.slice_of
+        if gpu.gpu_class == ask.gpu_class and gpu.healthy and whole and gpu.uuid not in used.cards:
             types[gpu.name].append(gpu)
-    return {name: gpus for name, gpus in types.items() if len(gpus) >= asked}
+    return {name: gpus for name, gpus in types.items() if len(gpus) >= ask.cards}
 
 
-def _cards_fault(node: Node, profile: spec.Profile, free: Types, held: Holdings) -> str:
+def _cards_fault(node: Node, ask: Ask, free: Types, used: Used) -> str:
     if node.gpus_fault:
         return f"has cards that cannot be read: {node.gpus_fault}"
     if free:
         return ""
-    there = [gpu for gpu in node.gpus if gpu.gpu_class == profile.gpu_class]
-    asked = cards_asked(profile)
+    there = [gpu for gpu in node.gpus if gpu.gpu_class == ask.gpu_class]
+    asked = ask.cards
     if not there:
         others = counted(gpu.gpu_class for gpu in node.gpus)
-        return f"has no {profile.gpu_class}; it has {others or 'no cards'}"
+        return f"has no {ask.gpu_class}; it has {others or 'no cards'}"
     if asked > 1 and all(gpu.slice_of for gpu in there):
-        return f"has {profile.gpu_class} only as MIG slices, which cannot be joined; {asked} are needed"
+        return f"has {ask.gpu_class} only as MIG slices, which cannot be joined; {asked} are needed"
     if len(there) < asked:
-        return f"needs {asked} {profile.gpu_class} and has {len(there)}; ask for fewer a node"
+        return f"needs {asked} {ask.gpu_class} and has {len(there)}; ask for fewer a node"
     faulty = [gpu for gpu in there if not gpu.healthy]
     healthy = [gpu for gpu in there if gpu.healthy]
-    holders = [held.cards[node.name, gpu.uuid] for gpu in healthy if (node.name, gpu.uuid) in held.cards]
+    holders = [used.cards[gpu.uuid] for gpu in healthy if gpu.uuid in used.cards]
     loose = len(healthy) - len(holders)
     parts = [f"{count} held by {name}" for name, count in sorted(Counter(holders).items())]
     parts = [*parts[:NAMED], f"{len(parts) - NAMED} more replicas"] if len(parts) > NAMED else parts
@@ -195,38 +246,34 @@ def _cards_fault(node: Node, profile: spec.Profile, free: Types, held: Holdings)
         faults = sorted({gpu.fault or "it does not say why" for gpu in faulty})
         parts.append(f"{len(faulty)} faulty ({listed(faults)})")
     if loose >= asked:  # there would be enough, were they alike
-        unlike = [gpu.name for gpu in healthy if (node.name, gpu.uuid) not in held.cards]
+        unlike = [gpu.name for gpu in healthy if gpu.uuid not in used.cards]
         parts.append(f"the free ones are {counted(unlike)}, and one replica mixes no types")
     step = "free some" if holders else "repair them" if faulty else "ask for fewer a node"
-    return f"needs {asked} {profile.gpu_class}; {loose} free of {len(there)}: {', '.join(parts)}; {step}"
+    return f"needs {asked} {ask.gpu_class}; {loose} free of {len(there)}: {', '.join(parts)}; {step}"
 
 
-def _roomy(model: spec.Model, profile: spec.Profile, free: Types) -> Types:
+def _roomy(ask: Ask, free: Types) -> Types:
     """What is left of `free` when each card must hold its even share of what the replica needs."""
-    needed = required_memory_bytes(model, profile)
+    needed, count = ask.memory_bytes, ask.cards * ask.nodes
     if needed is None:
         return free
-    asked = cards_asked(profile)
-    roomy = {
-        name: [gpu for gpu in gpus if (gpu.memory_bytes or 0) * asked * profile.nodes >= needed]
-        for name, gpus in free.items()
-    }
-    return {name: gpus for name, gpus in roomy.items() if len(gpus) >= asked}
+    roomy = {name: [gpu for gpu in gpus if (gpu.memory_bytes or 0) * count >= needed] for name, gpus in free.items()}
+    return {name: gpus for name, gpus in roomy.items() if len(gpus) >= ask.cards}
 
 
-def _card_memory_fault(model: spec.Model, profile: spec.Profile, free: Types) -> str:
-    count = cards_asked(profile) * profile.nodes
-    needed = _gb(required_memory_bytes(model, profile) or 0)
+def _card_memory_fault(ask: Ask, free: Types) -> str:
+    count = ask.cards * ask.nodes
+    needed = _gb(ask.memory_bytes or 0)
     sizes = [gpu.memory_bytes for gpus in free.values() for gpu in gpus]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
-        return f"does not say how much memory its {profile.gpu_class} have, and {needed} are required"
-    have = f"{count} {profile.gpu_class} have {_gb(count * min(known))}"
+        return f"does not say how much memory its {ask.gpu_class} have, and {needed} are required"
+    have = f"{count} {ask.gpu_class} have {_gb(count * min(known))}"
     return f"{have} of memory, {needed} are required; use more cards or a larger class"
 
 
-def _reserved_fault(node: Node, profile: spec.Profile, used: Used) -> str:
-    needed = profile.reserved_cores
+def _reserved_fault(node: Node, ask: Ask, used: Used) -> str:
+    needed = ask.cores
     if not needed:
         return ""
     if node.cores is None:
@@ -243,5 +290,5 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def counted(names: Iterable[str]) -> str:
+def counted(names: Iterable[str] | Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))

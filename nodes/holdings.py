@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from catalog import spec
-from nodes.state import Cluster, Shard, required_memory_bytes
+from nodes.state import Cluster, Replica, Shard, required_memory_bytes
 
 COMING = ("waiting", "fetching", "installing", "starting")
 """States in which the weights of a shard may still be on their way to the disk."""
@@ -22,57 +22,56 @@ class Used:
     memory_bytes: int = 0
     coming_bytes: int = 0
     """Disk that is promised to weights on their way."""
+    cards: Mapping[str, str] = field(default_factory=dict)
+    """By card, the replica that holds it."""
 
 
 NOTHING = Used()
 
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    used: Mapping[str, Used]
-    """By node."""
-    cards: Mapping[tuple[str, str], str]
-    """By node and card, the replica that holds it."""
-    teams: Mapping[tuple[str, str], Mapping[str, int]]
-    """By team and GPU class, how many cards each of the team's models holds; faulty ones are not counted."""
-
-
-def holdings(cluster: Cluster) -> Holdings:
-    cards = {
-        (shard.node, card): replica.name
-        for replica in cluster.replicas
-        for shard in replica.shards
-        if not shard.ended
-        for card in shard.gpus
-    }
-    return Holdings(in_use(cluster), cards, held_by_teams(cluster) if any(cluster.quotas.values()) else {})
+Resident = tuple[Replica, Shard]
+Profiles = Mapping[tuple[str, str], tuple[spec.Model, spec.Profile]]
+"""By the names of both."""
 
 
 def in_use(cluster: Cluster) -> Mapping[str, Used]:
     """By node, what is taken of it."""
-    profiles = {(model.name, profile.name): (model, profile) for model in cluster.models for profile in model.profiles}
-    used: dict[str, Used] = defaultdict(Used)
-    for replica in cluster.replicas:
+    known = profiles(cluster)
+    return {node: used_by(here, known) for node, here in residents(cluster.replicas).items()}
+
+
+def profiles(cluster: Cluster) -> Profiles:
+    return {(model.name, profile.name): (model, profile) for model in cluster.models for profile in model.profiles}
+
+
+def residents(replicas: Iterable[Replica]) -> Mapping[str, Sequence[Resident]]:
+    """By node, the shards that hold something of it."""
+    found: dict[str, list[Resident]] = defaultdict(list)
+    for replica in replicas:
         for shard in replica.shards:
             if not shard.ended:
-                used[shard.node] = _with(used[shard.node], shard, profiles.get((replica.model, replica.profile)))
-    return used
+                found[shard.node].append((replica, shard))
+    return found
 
 
-def _with(before: Used, shard: Shard, known: tuple[spec.Model, spec.Profile] | None) -> Used:
-    on_cpus = not shard.gpus
-    memory = required_memory_bytes(*known) or 0 if known and on_cpus else 0
-    coming = int((known[1].min_disk_gb or 0) * 10**9) if known and shard.state in COMING else 0
-    return Used(
-        replicas=before.replicas + on_cpus,
-        cores=before.cores + shard.cores,
-        memory_bytes=before.memory_bytes + memory,
-        coming_bytes=before.coming_bytes + coming,
-    )
+def used_by(here: Iterable[Resident], known: Profiles) -> Used:
+    """What these take together of the node that they are on."""
+    count, cores, memory, coming = 0, 0.0, 0, 0
+    cards: dict[str, str] = {}
+    for replica, shard in here:
+        cores += shard.cores
+        told = known.get((replica.model, replica.profile))
+        if told and shard.state in COMING:
+            coming += int((told[1].min_disk_gb or 0) * 10**9)
+        if shard.gpus:
+            cards |= dict.fromkeys(shard.gpus, replica.name)
+        else:
+            count += 1
+            memory += (required_memory_bytes(*told) or 0) if told else 0
+    return Used(count, cores, memory, coming, cards)
 
 
 def held_by_teams(cluster: Cluster) -> Mapping[tuple[str, str], Mapping[str, int]]:
-    """By team and GPU class, how many cards each of the team's models holds."""
+    """By team and GPU class, how many cards each of the team's models holds; faulty ones are not counted."""
     teams = {model.name: model.team for model in cluster.models}
     classes = {(m.name, p.name): p.gpu_class or "" for m in cluster.models for p in m.profiles}
     known = {(node.name, gpu.uuid): gpu for node in cluster.nodes for gpu in node.gpus}

@@ -75,6 +75,12 @@ def rank_of(capacity_class: str) -> int:
     return -spec.CAPACITY_CLASSES.index(capacity_class)
 
 
+def rank_in(replica: Replica, view: View) -> int:
+    """That of the profile that it was started under; the lowest where the catalog has that no more."""
+    profile = profile_of(replica, view)
+    return rank_of(profile.capacity_class if profile else spec.CAPACITY_CLASSES[-1])
+
+
 def retire(replica: Replica, because: str) -> Drain | Stop:
     """Take it down gently; one that serves nobody yet just stops."""
     if replica.state == "ready":

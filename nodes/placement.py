@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from agent.protocol import Fabric, Gpu
 from catalog import spec
 from nodes.cards import Clique, choose, clique_of
-from nodes.fitting import LEAST_DISK_BYTES, Fit, cards_asked, consider, cores_counted, counted, listed
-from nodes.holdings import Holdings, Used, holdings, in_use
+from nodes.fitting import LEAST_DISK_BYTES, Ask, Fit, ask_of, cores_counted, counted, listed
+from nodes.ground import Ground, Without
+from nodes.holdings import Used, in_use
 from nodes.state import Cluster, Node, TurnedDown
 
 __all__ = ["LEAST_DISK_BYTES", "NO_NODE", "Part", "Placed", "Unplaced", "Used", "by_priority", "in_use", "place"]
@@ -51,33 +52,52 @@ class Unplaced:
     reasons: tuple[TurnedDown, ...]
 
 
-def place(
-    model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluster, *, fleet: Sequence[Node] = ()
-) -> Placed | Unplaced:
-    """The first of `candidates`, by priority, that fits somewhere. The answer does not depend on the nodes' order.
+Shut = Mapping[str, str]
+"""Nodes that a profile is not tried on now, and why; all of them where the name is empty."""
+OPEN: Shut = {}
 
-    `fleet`: every node that there is, where `cluster` has only those that may be used now.
-    """
-    held = holdings(cluster)
-    nodes = sorted(cluster.nodes, key=lambda node: node.name)
-    reasons: list[TurnedDown] = []
+
+def place(model: spec.Model, candidates: Sequence[spec.Profile], cluster: Cluster) -> Placed | Unplaced:
+    """The first of `candidates`, by priority, that fits somewhere. The answer does not depend on the nodes' order."""
+    ground = Ground(cluster)
     for profile in by_priority(candidates):
-        general = _quota_fault(model, profile, cluster, held)
-        general = general or (_nowhere(profile, fleet or nodes) if nodes else NO_NODE)
-        if general:
-            names = [node.name for node in nodes]
-            reasons += [TurnedDown(name, profile.name, general, anywhere=bool(name)) for name in names or [""]]
-            continue
-        answers = [(node.name, consider(node, model, profile, held)) for node in nodes]
-        fits = [answer for _, answer in answers if isinstance(answer, Fit)]
-        parts = _parts(fits, profile)
+        parts = seat(model, profile, ground, OPEN)
         if parts:
             return Placed(profile, parts)
-        sizes = _sizes(fits)
-        for name, answer in answers:
-            why = answer if isinstance(answer, str) else _alone(answer.node, sizes, profile)
-            reasons.append(TurnedDown(name, profile.name, why))
-    return Unplaced(tuple(reasons))
+    return Unplaced(tuple(why for each in by_priority(candidates) for why in refusals(model, each, ground, OPEN)))
+
+
+def seat(model: spec.Model, profile: spec.Profile, ground: Ground | Without, shut: Shut) -> tuple[Part, ...]:
+    """The parts that a replica would get; none where it has no place."""
+    if "" in shut or quota_fault(model, profile, ground):
+        return ()
+    ask = ask_of(model, profile)
+    return seat_among(ask, ground.fits(ask), shut)
+
+
+def seat_among(ask: Ask, fits: Mapping[str, Fit], shut: Shut) -> tuple[Part, ...]:
+    """The same on these nodes, whatever quotas say."""
+    return _parts([fit for name, fit in fits.items() if name not in shut], ask)
+
+
+def refusals(model: spec.Model, profile: spec.Profile, ground: Ground, shut: Shut) -> Sequence[TurnedDown]:
+    """Why a replica that has no place has none: one reason for every node, in the order of their names."""
+    names = list(ground.nodes) or [""]
+    ask = ask_of(model, profile)
+    general = shut.get("") or quota_fault(model, profile, ground) or _nowhere(ask, ground)
+    if general:
+        own = {} if "" in shut else shut
+        return [
+            TurnedDown(name, profile.name, own.get(name, general), anywhere=bool(name) and name not in own)
+            for name in names
+        ]
+    turned, fits = ground.turned(ask), ground.fits(ask)
+    if not shut and not fits:
+        return tuple(turned.values())
+    others = [fit for name, fit in fits.items() if name not in shut]
+    sizes = _sizes(others)
+    why = {**{fit.node.name: _alone(fit.node, sizes, ask) for fit in others}, **shut}
+    return [TurnedDown(name, profile.name, why[name]) if name in why else turned[name] for name in names]
 
 
 def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:
@@ -85,15 +105,15 @@ def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:
     return sorted(profiles, key=lambda profile: -profile.priority)
 
 
-def _quota_fault(model: spec.Model, profile: spec.Profile, cluster: Cluster, held: Holdings) -> str:
+def quota_fault(model: spec.Model, profile: spec.Profile, ground: Ground | Without) -> str:
     """Why the team that owns the model may not hold the cards (TN-6)."""
     if profile.gpu_class is None:
         return ""
-    limit = cluster.quotas.get(model.team, {}).get(profile.gpu_class)
+    limit = ground.quotas.get(model.team, {}).get(profile.gpu_class)
     if limit is None:
         return ""
-    mine = held.teams.get((model.team, profile.gpu_class), {})
-    asked, total = cards_asked(profile) * profile.nodes, sum(mine.values())
+    mine = ground.teams.get((model.team, profile.gpu_class), {})
+    asked, total = ask_of(model, profile).cards * profile.nodes, sum(mine.values())
     if total + asked <= limit:
         return ""
     by = ": " + ", ".join(f"{name} {count}" for name, count in sorted(mine.items())) if mine else ""
@@ -103,38 +123,38 @@ def _quota_fault(model: spec.Model, profile: spec.Profile, cluster: Cluster, hel
     )
 
 
-def _nowhere(profile: spec.Profile, fleet: Sequence[Node]) -> str:
-    """What a profile asks for that no node has, so that only a change of the fleet or of the profile helps."""
-    pinned = profile.only_nodes
-    if pinned and not any(node.name in pinned for node in fleet):
-        return f"no node is named {listed(pinned)}; correct only_nodes of profile {profile.name}"
-    for name, value in profile.labels:
-        if not any((name, value) in node.labels for node in fleet):
+def _nowhere(ask: Ask, ground: Ground) -> str:
+    """What is asked for that no node has, so that only a change of the fleet or of the profile helps."""
+    if not ground.nodes:
+        return NO_NODE
+    if ask.only_nodes and not any(name in ground.nodes for name in ask.only_nodes):
+        return f"no node is named {listed(ask.only_nodes)}; correct only_nodes of profile {ask.profile}"
+    for name, value in ask.labels:
+        if (name, value) not in ground.labels:
             return (
-                f"no node has the label {name}={value} that profile {profile.name} asks for; "
+                f"no node has the label {name}={value} that profile {ask.profile} asks for; "
                 f"label a node so, or change the profile"
             )
-    if profile.gpu_class is None or any(gpu.gpu_class == profile.gpu_class for node in fleet for gpu in node.gpus):
+    if ask.gpu_class is None or ask.gpu_class in ground.classes:
         return ""
-    others = counted(gpu.gpu_class for node in fleet for gpu in node.gpus)
     return (
-        f"no node has {profile.gpu_class}; the cluster has {others or 'no cards'}. "
-        f"Add a node with them, or change gpu_class of profile {profile.name}"
+        f"no node has {ask.gpu_class}; the cluster has {counted(ground.classes) or 'no cards'}. "
+        f"Add a node with them, or change gpu_class of profile {ask.profile}"
     )
 
 
-def _parts(fits: Sequence[Fit], profile: spec.Profile) -> tuple[Part, ...]:
+def _parts(fits: Sequence[Fit], ask: Ask) -> tuple[Part, ...]:
     """The parts of one replica on nodes that fit; none where they do not suffice."""
     if not fits:
         return ()
-    if profile.nodes > 1:
-        return _across(fits, profile)
-    if profile.gpu_class is None:
+    if ask.nodes > 1:
+        return _across(fits, ask)
+    if ask.gpu_class is None:
         node = min(fits, key=_spread).node
-        return (Part(node.name, cores=cores_counted(node, profile)),)
+        return (Part(node.name, cores=cores_counted(node, ask)),)
     fit = min(fits, key=lambda fit: (fit.free_cards, len(fit.node.gpus), fit.node.name))
     _, cards = min((len(gpus), name) for name, gpus in fit.free.items())
-    return (_part(fit.node, 0, fit.free[cards], profile, ""),)
+    return (_part(fit.node, 0, fit.free[cards], ask, ""),)
 
 
 def _spread(fit: Fit) -> tuple[float, float, str]:
@@ -144,9 +164,9 @@ def _spread(fit: Fit) -> tuple[float, float, str]:
     return -free_cores, used.memory_bytes - (node.memory_bytes or 0), node.name
 
 
-def _part(node: Node, rank: int, free: Sequence[Gpu], profile: spec.Profile, fabric: str) -> Part:
-    cards = choose(free, cards_asked(profile), node.gpus)
-    return Part(node.name, rank, cores_counted(node, profile), cards, fabric)
+def _part(node: Node, rank: int, free: Sequence[Gpu], ask: Ask, fabric: str) -> Part:
+    cards = choose(free, ask.cards, node.gpus)
+    return Part(node.name, rank, cores_counted(node, ask), cards, fabric)
 
 
 # --- over several nodes ----------------------------------------------------------------------------------------------
@@ -159,17 +179,17 @@ class _Island:
     rates: dict[str, float] = field(default_factory=dict)
 
 
-def _across(fits: Sequence[Fit], profile: spec.Profile) -> tuple[Part, ...]:
+def _across(fits: Sequence[Fit], ask: Ask) -> tuple[Part, ...]:
     options = [
         (_score(island, chosen, in_clique), island.fabric, chosen)
         for _, island in sorted(_islands(fits).items())
-        for in_clique, pool in _pools(island, profile)
-        if len(chosen := _tightest(pool, profile.nodes)) == profile.nodes
+        for in_clique, pool in _pools(island, ask)
+        if len(chosen := _tightest(pool, ask.nodes)) == ask.nodes
     ]
     if not options:
         return ()
     _, fabric, chosen = min(options, key=lambda option: option[0])
-    return tuple(_part(fit.node, rank, free, profile, fabric) for rank, (fit, free) in enumerate(chosen))
+    return tuple(_part(fit.node, rank, free, ask, fabric) for rank, (fit, free) in enumerate(chosen))
 
 
 Pool = Sequence[tuple[Fit, Sequence[Gpu]]]
@@ -199,7 +219,7 @@ def _up(node: Node) -> Iterator[Fabric]:
     return (fabric for fabric in node.fabrics if fabric.up)
 
 
-def _pools(island: _Island, profile: spec.Profile) -> Iterator[tuple[bool, Pool]]:
+def _pools(island: _Island, ask: Ask) -> Iterator[tuple[bool, Pool]]:
     """Its nodes by NVLink clique, as far as they have enough cards in one; and all of them."""
     cliques: dict[Clique, list[tuple[Fit, Sequence[Gpu]]]] = defaultdict(list)
     for fit, gpus in island.free.values():
@@ -209,7 +229,7 @@ def _pools(island: _Island, profile: spec.Profile) -> Iterator[tuple[bool, Pool]
             if clique is not None:
                 inside[clique].append(gpu)
         for clique, some in inside.items():
-            if len(some) >= cards_asked(profile):
+            if len(some) >= ask.cards:
                 cliques[clique].append((fit, some))
     for _, pool in sorted(cliques.items(), key=lambda item: item[0]):
         yield True, pool
@@ -229,15 +249,15 @@ def _score(island: _Island, chosen: Pool, in_clique: bool) -> tuple[object, ...]
     return not in_clique, sum(fit.free_cards for fit, _ in chosen), -slowest, island.fabric, names
 
 
-def _alone(node: Node, sizes: Mapping[str, int], profile: spec.Profile) -> str:
+def _alone(node: Node, sizes: Mapping[str, int], ask: Ask) -> str:
     """Why a node that could take a part has not enough others to share the replica with. `sizes`: by fabric."""
     if not node.fabrics:
         return (
-            f"has no fabric, and a replica over {profile.nodes} nodes needs one that they share; "
+            f"has no fabric, and a replica over {ask.nodes} nodes needs one that they share; "
             f"declare it in its agent.yaml"
         )
     return "; ".join(
-        f"of the {profile.nodes} nodes needed on fabric {each.name}, with cards of one type, there is room on "
+        f"of the {ask.nodes} nodes needed on fabric {each.name}, with cards of one type, there is room on "
         f"{sizes[each.name]}; free some on another"
         if each.up
         else f"fabric {each.name} is down: {each.reason or 'its agent does not say why'}; repair its link"

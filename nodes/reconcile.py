@@ -11,17 +11,17 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from catalog import spec
-from nodes.capacity import find, make_room, seek
+from nodes.capacity import find, make_room
 from nodes.expiry import expire
 from nodes.failures import Failed, back_off, recoveries
-from nodes.outlook import Holds, View, holds, look, profile_of, rank_of, retire
-from nodes.placement import Placed, Unplaced
+from nodes.outlook import View, look, profile_of, rank_of, retire
+from nodes.placement import Placed
 from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Start, Stop
 from nodes.scaling import Demand, bounds, demand
+from nodes.scene import Memory, Scene
 from nodes.state import Cluster, Replica, Shard, TurnedDown
 
 STOP_LIMIT = timedelta(minutes=2)
@@ -30,8 +30,11 @@ HEARD = timedelta(seconds=2)
 """Load figures count as idle only when they are this much younger than the drain: gateways hear of it by then."""
 
 
-def plan(cluster: Cluster, now: datetime) -> Plan:
-    """Everything to do now. Order of nodes, models and replicas in `cluster` does not matter."""
+def plan(cluster: Cluster, now: datetime, memory: Memory | None = None) -> Plan:
+    """Everything to do now. Order of nodes, models and replicas in `cluster` does not matter.
+
+    `memory`: what earlier passes found out, and this one adds to; it spares work and changes no plan.
+    """
     expired = expire(cluster, now)
     view = look(cluster, expired, now)
     fates = [_fate(replica, view) for replica in view.cluster.replicas]
@@ -44,7 +47,8 @@ def plan(cluster: Cluster, now: datetime) -> Plan:
     ended = [action for fate in fates for action in fate if not isinstance(action, Failed)]
     joins = _joins(live, {action.replica for action in retired}, view)
     backoffs = back_off(view, (each for fate in fates for each in fate if isinstance(each, Failed)))
-    placed, reasons = _one_placement(demands, view, backoffs)
+    ending = {action.replica for action in (*ended, *retired)}
+    placed, reasons = _one_placement(demands, view, backoffs, ending, memory or Memory())
     recovered = recoveries(view, backoffs)
     return Plan((*expired, *ended, *retired, *joins, *backoffs, *placed, *recovered), reasons)
 
@@ -159,26 +163,26 @@ Reasons = tuple[tuple[str, tuple[TurnedDown, ...]], ...]
 
 
 def _one_placement(
-    demands: Sequence[Demand], view: View, failed: Sequence[BackOff]
+    demands: Sequence[Demand], view: View, failed: Sequence[BackOff], ending: Set[str], memory: Memory
 ) -> tuple[tuple[Action, ...], Reasons]:
     """At most one new replica: first for models that run short, the higher class first, then those with the fewest."""
     reasons: list[tuple[str, tuple[TurnedDown, ...]]] = []
     reasons += [(each.model.name, ()) for each in demands if not each.wants_one]
-    if not view.settled:
+    wanting = sorted((each for each in demands if each.wants_one), key=_urgency)
+    if not view.settled or not wanting:
         return (), tuple(reasons)
-    held, wary = holds(view, failed), holds(view, failed, wary=True)
-    kept: dict[str, str] = {}
-    for each in sorted((each for each in demands if each.wants_one), key=_urgency):
-        found, room = find(each.model, view, held, wary, kept)
+    scene = Scene(view, failed, ending, memory)
+    for each in wanting:
+        found, room = find(each.model, scene)
         if isinstance(found, Placed):
             return (_start(each.model, found, view),), (*reasons, (each.model.name, ()))
         reasons.append((each.model.name, found.reasons))
-        step = None if room else _swap(each, view, held, kept)
+        step = None if room else _swap(each, scene)
         if each.short and not room and not step:
-            room = make_room(each.model, view, held, kept)
+            room = make_room(each.model, scene)
         if room:
             step = room.action
-            kept |= dict.fromkeys(room.nodes, f"is being cleared for {each.model.name}")
+            scene.keep(room.nodes, each.model)
         if step:
             return (step,), tuple(reasons)
     return (), tuple(reasons)
@@ -189,17 +193,16 @@ def _urgency(each: Demand) -> tuple[bool, int, int, str]:
     return not each.short, -highest, each.live, each.model.name
 
 
-def _swap(each: Demand, view: View, held: Holds, kept: dict[str, str]) -> Drain | Stop | None:
+def _swap(each: Demand, scene: Scene) -> Drain | Stop | None:
     """Where there is no room for old and new at once, take one old down first; never for nothing, nor two at a time."""
-    on_its_way = any(r.model == each.model.name and r.wanted != "run" for r in view.cluster.replicas)
-    if on_its_way or not each.leaving:
+    if scene.going_of.get(each.model.name) or not each.leaving:
         return None
     victim = each.leaving[0]
-    emptied = next((shard.node for shard in victim.shards if view.nodes[shard.node].draining), "")
+    nodes = scene.view.nodes
+    emptied = next((shard.node for shard in victim.shards if nodes[shard.node].draining), "")
     if emptied:
         return retire(victim, f"node {emptied} is being drained, and no other has room")
-    others = tuple(replica for replica in view.cluster.replicas if replica != victim)
-    if isinstance(seek(each.model, replace(view.cluster, replicas=others), held, kept), Unplaced):
+    if scene.spot(each.model, scene.ground.without({victim.name})) is None:
         return None
     return retire(victim, f"profile {victim.profile} changed, and there is no room for both")
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catalog import spec
-from nodes.capacity import RESIDENT
 from nodes.outlook import rank_of
 from nodes.plans import Drain, Start, Stop
 from nodes.reconcile import plan
 from nodes.scaling import ASKED_FOR
+from nodes.scene import RESIDENT
 from nodes.state import Cluster, Load, Replica, Shard, Status, profile_digest
 from tests.nodes.fleets import NOW
 from tests.nodes.simulation import Simulation, a_model, machine

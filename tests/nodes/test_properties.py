@@ -145,11 +145,11 @@ def test_a_replica_with_requests_or_of_unknown_load_is_stopped_only_at_the_end_o
 @some
 @given(clusters())
 def test_failures_wait_longer_each_time(cluster: Cluster) -> None:
-    before = {(held.model, held.profile, held.profile_digest): held for held in cluster.backoffs}
+    before = {(held.model, held.profile, held.node, held.profile_digest): held for held in cluster.backoffs}
     for action in plan(cluster, NOW).actions:
         if isinstance(action, BackOff):
             new = action.backoff
-            old = before.get((new.model, new.profile, new.profile_digest))
+            old = before.get((new.model, new.profile, new.node, new.profile_digest))
             assert new.failures == (old.failures + 1 if old else 1)
             assert new.next_try_at > NOW
 

@@ -1,0 +1,149 @@
+"""What placement looks at: nodes, what is held of them, and what they answer to asks. Pure.
+
+An answer is remembered from pass to pass while nothing changes that it depends on (`fitting.situation`): a fleet of a
+thousand nodes is asked once, and then only the nodes where something happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from nodes.fitting import Ask, Fit, consider, situation
+from nodes.holdings import NOTHING, Used, held_by_teams, profiles, residents, used_by
+from nodes.state import Cluster, Node, TurnedDown
+
+
+@dataclass(slots=True)
+class Answered:
+    """Every node's answer to one ask, in the order of their names: what it could give a shard, or why it cannot."""
+
+    at: int = 0
+    fits: dict[str, Fit] = field(default_factory=dict)
+    turned: dict[str, TurnedDown] = field(default_factory=dict)
+
+
+class Answers:
+    """The answers of a fleet, as it is or as it would be without some replicas. `changed`: when any last could."""
+
+    def __init__(self) -> None:
+        self.turn = self.changed = 0
+        self._nodes: Sequence[Node] = ()
+        self._used: Mapping[str, Used] = {}
+        self._since: dict[str, tuple[tuple[object, ...], int]] = {}
+        self._known: dict[Ask, Answered] = {}
+
+    def look(self, nodes: Sequence[Node], used: Mapping[str, Used]) -> None:
+        """From now on these are asked. What was not asked since the last look is forgotten."""
+        self._known = {ask: known for ask, known in self._known.items() if known.at == self.turn}
+        self.turn += 1
+        before, self._since = self._since, {}
+        for node in nodes:
+            now = situation(node, used.get(node.name, NOTHING))
+            was = before.get(node.name)
+            self._since[node.name] = was if was and was[0] == now else (now, self.turn)
+        same = self._since.keys() == before.keys() and all(since < self.turn for _, since in self._since.values())
+        if not same:
+            self.changed = self.turn
+        self._nodes, self._used = nodes, used
+
+    def to(self, ask: Ask) -> Answered:
+        known = self._known.setdefault(ask, Answered())
+        if known.at < self.changed:
+            before: dict[str, Fit | TurnedDown] = {**known.fits, **known.turned}
+            answers = {
+                node.name: self._ask(node, ask) if self._since[node.name][1] > known.at else before[node.name]
+                for node in self._nodes
+            }
+            known.fits = {name: answer for name, answer in answers.items() if isinstance(answer, Fit)}
+            known.turned = {name: answer for name, answer in answers.items() if isinstance(answer, TurnedDown)}
+        known.at = self.turn
+        return known
+
+    def _ask(self, node: Node, ask: Ask) -> Fit | TurnedDown:
+        answer = consider(node, ask, self._used.get(node.name, NOTHING))
+        return TurnedDown(node.name, ask.profile, answer) if isinstance(answer, str) else answer
+
+
+class Ground:
+    """A cluster to place on. `answers`: what is remembered of it."""
+
+    def __init__(self, cluster: Cluster, answers: Answers | None = None) -> None:
+        self.cluster = cluster
+        self.nodes = {node.name: node for node in sorted(cluster.nodes, key=lambda node: node.name)}
+        self.replicas = {replica.name: replica for replica in cluster.replicas}
+        self._known = profiles(cluster)
+        self._residents = residents(cluster.replicas)
+        self.used = {name: used_by(here, self._known) for name, here in self._residents.items()}
+        self._answers = answers or Answers()
+        self._answers.look(tuple(self.nodes.values()), self.used)
+
+    @property
+    def changed(self) -> int:
+        """While this stays the same, so does every answer."""
+        return self._answers.changed
+
+    def fits(self, ask: Ask) -> Mapping[str, Fit]:
+        return self._answers.to(ask).fits
+
+    def turned(self, ask: Ask) -> Mapping[str, TurnedDown]:
+        return self._answers.to(ask).turned
+
+    @property
+    def quotas(self) -> Mapping[str, Mapping[str, int]]:
+        return self.cluster.quotas
+
+    @cached_property
+    def teams(self) -> Mapping[tuple[str, str], Mapping[str, int]]:
+        return held_by_teams(self.cluster)
+
+    @cached_property
+    def labels(self) -> Set[tuple[str, str]]:
+        return {label for node in self.nodes.values() for label in node.labels}
+
+    @cached_property
+    def classes(self) -> Mapping[str, int]:
+        """How many cards of each class there are."""
+        return Counter(gpu.gpu_class for node in self.nodes.values() for gpu in node.gpus)
+
+    def without(self, gone: Set[str], answers: Answers | None = None) -> Without:
+        """What it would be, had these replicas gone."""
+        return Without(self, gone, answers)
+
+    def used_without(self, node: str, gone: Set[str]) -> Used:
+        here = self._residents.get(node, ())
+        return used_by(((replica, shard) for replica, shard in here if replica.name not in gone), self._known)
+
+
+class Without:
+    """A ground without some replicas: only the nodes that they are on answer anew, or from `answers`, where so many
+    would go that what they say is worth remembering."""
+
+    def __init__(self, ground: Ground, gone: Set[str], answers: Answers | None) -> None:
+        self.quotas = ground.quotas
+        self._ground, self._gone, self._answers = ground, gone, answers
+        homes = {shard.node for name in gone for shard in ground.replicas[name].shards}
+        self._used = {name: ground.used_without(name, gone) for name in homes & ground.nodes.keys()}
+        if answers:
+            answers.look(tuple(ground.nodes.values()), {**ground.used, **self._used})
+
+    @cached_property
+    def teams(self) -> Mapping[tuple[str, str], Mapping[str, int]]:
+        cluster = self._ground.cluster
+        replicas = tuple(replica for replica in cluster.replicas if replica.name not in self._gone)
+        return held_by_teams(replace(cluster, replicas=replicas))
+
+    def fits(self, ask: Ask) -> Mapping[str, Fit]:
+        if self._answers:
+            return self._answers.to(ask).fits
+        others = {name: fit for name, fit in self._ground.fits(ask).items() if name not in self._used}
+        return others | self.fits_on(self._used, ask)
+
+    def fits_on(self, nodes: Iterable[str], ask: Ask) -> dict[str, Fit]:
+        """Of these nodes alone."""
+        ground = self._ground
+        used = {name: self._used.get(name) or ground.used.get(name, NOTHING) for name in nodes}
+        answers = {name: consider(ground.nodes[name], ask, taken) for name, taken in used.items()}
+        return {name: answer for name, answer in answers.items() if isinstance(answer, Fit)}
