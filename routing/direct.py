@@ -28,7 +28,9 @@ def _usual_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class DirectClient(Client):
-    """To uvicorn's protocol this is the request's cycle: it fills `body`, and says news by `message_event.set()`."""
+    """To uvicorn's protocol this is the request's cycle: it fills `body`, and says news by `message_event.set()`.
+
+    Nothing of a request that is over refers to itself in a circle: it is gone at once, and its memory used again."""
 
     direct = True
     keep_alive = True
@@ -46,8 +48,8 @@ class DirectClient(Client):
         self._transport = protocol.transport
         self._flow: FlowControl = protocol.flow
         self.body, self.more_body, self._waits_to_send = body, more_body, waits_to_send
-        self._news = Signal()
-        self.message_event = self
+        self.message_event = Signal()
+        """More of the body came, it has ended, or the client is gone."""
 
     async def read(self) -> tuple[bytes, bool]:
         if self._waits_to_send and not self.disconnected:
@@ -55,7 +57,7 @@ class DirectClient(Client):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self.more_body and not self.body and not self.disconnected:
             self._flow.resume_reading()
-            await self._news
+            await self.message_event
         if self.disconnected:
             raise ClientLeft
         return self.take(), self.more_body
@@ -121,13 +123,9 @@ class DirectClient(Client):
         if not self.response_complete:
             self._transport.abort()
 
-    def set(self) -> None:
-        """The protocol's news: more of the body came, it has ended, or the client is gone."""
-        self._news.set()
-
     def lost(self) -> None:
         self.disconnected = True
-        self.set()
+        self.message_event.set()
         if self.on_left is not None:
             self.on_left()
 
@@ -158,5 +156,6 @@ class DirectClient(Client):
     def finished(self, run: Run) -> None:
         """Its request is over: an answer without an end must not look like one."""
         self._protocol.tasks.discard(run)  # type: ignore[arg-type]
+        self.on_left = self.on_drained = None
         if not self.response_complete:
             self._transport.abort()

@@ -155,6 +155,7 @@ class Exchange:
             )
         finally:
             plane.active.discard(self)
+            self.task = None
             if self.watcher is not None:
                 self.watcher.cancel()
 
