@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from agent import protocol
-from llmgw.core import doorbell
+from llmgw.core import doorbell, lease
 from nodes import commands, identity, labels, reports, timeline
 from nodes.models import ModelStatus, Node, NodeState, Shard
 from nodes.poke import poke
@@ -37,7 +37,7 @@ def register_node(
             reason=f"this {proof} is node {node.name}'s, but the agent says it is {register.node}; "
             f"set the node's name to {node.name}, or use the {proof} of {register.node}"
         )
-    node = Node.objects.select_for_update().get(pk=node.pk)
+    node = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
     known = node.machine_id and node.state not in (NodeState.JOINING, NodeState.LOST)
     if known and node.machine_id != register.machine_id:
         reason = (
@@ -93,14 +93,16 @@ def heartbeat(
             return "register again" if rows.exists() else "replaced"
         timeline.note("ready", f"node {node} is back", at=now, node=node)
         poke()
-    known = [reports.observe(node, status, "", now) for status in changed]
+    in_order = sorted(changed, key=lambda status: status.replica)
+    known = [reports.observe(node, status, "", now) for status in in_order]
     return "ok" if all(known) else "register again"
 
 
 @transaction.atomic
 def shard_status(*, node: str, connection: str, report: protocol.ShardStatus, now: datetime) -> Heard:
     """A shard went from one state to another."""
-    if not Node.objects.filter(pk=node, connection=connection).exists():
+    rows = Node.objects.filter(pk=node, connection=connection)
+    if not rows.select_for_update(no_key=True).values_list("pk").first():  # until then no other stream registers
         return "replaced"
     return "ok" if reports.observe(node, report.status, report.tail, now) else "register again"
 
@@ -193,6 +195,7 @@ class NodeInUse(Exception):
 @transaction.atomic
 def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
     """Forget a lost node, or one that never joined, at once, with its token and certificates; another by `force`."""
+    lease.overtake(lease.LEADER)
     node = Node.objects.select_for_update().get(pk=node.pk)
     if node.state not in (NodeState.LOST, NodeState.JOINING) and not force:
         raise NodeInUse(f"node {node.name} is {node.state}; drain it and stop its agent first, or force its removal")
@@ -206,6 +209,7 @@ def remove_node(*, node: Node, actor: Actor, force: bool = False) -> None:
 
 @transaction.atomic
 def _mark(node: Node, actor: Actor, action: str, text: str, *, was: dict[str, object], to: dict[str, object]) -> bool:
+    lease.overtake(lease.LEADER)
     if not Node.objects.filter(pk=node.pk, **was).update(**to):
         return False
     audit.record(actor, action, node.name)

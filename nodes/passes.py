@@ -11,11 +11,12 @@ from typing import assert_never
 
 import msgspec
 from django.db import transaction
+from django.db.models import Q
 
 from agent import protocol
 from catalog import spec
 from llmgw.core import doorbell, lease, traces
-from nodes import commands, reconcile, snapshot, state, timeline
+from nodes import commands, reconcile, reports, snapshot, state, timeline
 from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
 from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
@@ -48,6 +49,9 @@ def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime |
 def apply(plan: Plan, now: datetime) -> bool:
     """Carry out the actions that still fit; whether there were any. Call inside a transaction."""
     acted = False
+    changed = {action.replica for action in plan.actions if isinstance(action, Join | Drain | Stop | Forget)}
+    if len(changed) > 1:
+        reports.take_in_order(Q(pk__in=changed))
     for action in plan.actions:
         if _do(action, now):
             acted = True

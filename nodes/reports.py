@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import msgspec
+from django.db import connection
+from django.db.models import Q
 
 from agent import protocol
 from catalog.models import Profile
@@ -30,7 +32,8 @@ def observe(node: str, status: protocol.ShardState, tail: str, now: datetime) ->
     A node speaks for its own shards only: what it tells of another's replica is refused, and it is told to stop it.
     """
     rows = Shard.objects.filter(replica=status.replica, rank=status.rank, node=node)
-    shard = rows.select_related("replica").first()
+    # One at a time for each replica: what its shards add up to is written beside what one of them became.
+    shard = rows.select_related("replica").select_for_update(no_key=True, of=("replica",)).first()
     if shard is None:
         model = Replica.objects.filter(pk=status.replica).values_list("model", flat=True).first()
         if model is not None:
@@ -76,8 +79,10 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
 
     Rows are made for replicas that the store does not know, and for no others: a node adds nothing to those of others.
     """
+    running = tuple(running)
     told: set[tuple[str, int]] = set()
     adopted: set[str] = set()
+    take_in_order(Q(pk__in=[each.spec.replica for each in running]) | Q(shards__node=node))
     for each in running:
         spec, status = each.spec, each.status
         told.add((spec.replica, spec.rank))
@@ -90,6 +95,14 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
     for shard in Shard.objects.filter(node=node).select_related("replica"):
         if (shard.replica_id, shard.rank) not in told:
             _gone(node, shard, now)
+
+
+def take_in_order(which: Q) -> None:
+    """Whoever writes several replicas in one transaction takes them by name first, so that no two wait for each other.
+    SQLite has one writer at a time anyway."""
+    if connection.features.has_select_for_update:
+        names = Replica.objects.filter(which).values("pk")
+        list(Replica.objects.filter(pk__in=names).order_by("pk").select_for_update(no_key=True).values_list("pk"))
 
 
 def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]) -> Shard | None:

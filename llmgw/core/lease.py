@@ -82,6 +82,11 @@ def advance(held: Held) -> bool:
     return bool(rows.filter(expires_at__gt=Now()).update(turn=F("turn") + 1))
 
 
+def overtake(name: str) -> None:
+    """Make whoever is about to act on what it saw before now decide again; call in the transaction that changes it."""
+    Lease.objects.filter(name=name).update(turn=F("turn") + 1)
+
+
 def release(name: str, *, holder: str = HOLDER) -> bool:
     """Give the lease back so that the next one need not wait for its end. False when it was not held."""
     return bool(Lease.objects.filter(name=name, holder=holder, expires_at__gt=Now()).update(expires_at=Now()))

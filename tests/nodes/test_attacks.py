@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, connection, transaction
+from django.utils import timezone as clock
 
 from agent import protocol
-from nodes import intake
-from tests.factories import inventory
+from llmgw.core import lease
+from nodes import actions, intake, passes
+from nodes.models import Command, Node, Replica, Shard
+from nodes.placement import Part
+from nodes.plans import Action, Drain, Plan, Start, Stop
+from tenants.audit import SYSTEM
+from tests.factories import inventory, make_model, make_node, make_replica
 from tests.nodes.test_intake import running
 from tests.nodes.test_stream import a_register
+from tests.services import wait_until
 
+races = pytest.mark.django_db(transaction=True)
 EAST = timezone(timedelta(hours=14))
 
 
@@ -63,3 +74,142 @@ def test_one_message_is_about_no_more_shards_than_one_transaction_should_hold() 
     ):
         with pytest.raises(intake.Unfit, match="1025 shards are more than 1024"):
             intake.fitted(message)
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+def race(first: Callable[[], object], second: Callable[[], object], then: Callable[[], object] = list) -> None:
+    """`first` in a transaction; `second` beside it, until that has to wait; `then` before the transaction is over.
+
+    Nobody may be refused. SQLite has one writer at a time, so that there `second` begins once the others are done.
+    """
+    refused: list[DatabaseError] = []
+
+    def run() -> None:
+        try:
+            second()
+        except DatabaseError as error:
+            refused.append(error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    with transaction.atomic():
+        first()
+        if connection.vendor == "postgresql":
+            thread.start()
+            wait_until("the second waits for the first, or is done", lambda: _waits() or not thread.is_alive())
+        then()
+    if connection.vendor == "postgresql":
+        thread.join(60)
+        assert not thread.is_alive()
+    else:
+        second()
+    assert not refused
+
+
+def _waits() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(cursor.fetchone()[0])
+
+
+def told(node: str, replica: str, state: protocol.State, rank: int = 0) -> Callable[[], object]:
+    status = protocol.ShardStatus(status=protocol.ShardState(replica=replica, rank=rank, state=state, port=9000))
+    return lambda: actions.shard_status(node=node, connection=node, report=status, now=clock.now())
+
+
+def beat(node: str, *replicas: str) -> Callable[[], object]:
+    states = [protocol.ShardState(replica=replica, state="failed", reason="so") for replica in replicas]
+    load = protocol.NodeLoad()
+    return lambda: actions.heartbeat(node=node, connection=node, load=load, changed=states, now=clock.now())
+
+
+def registered(node: str, connection: str, *shards: protocol.Running) -> Callable[[], object]:
+    row, message = Node.objects.get(pk=node), a_register(node, machine_id=f"of {node}", shards=shards)
+    return lambda: actions.register_node(node=row, register=message, connection=connection, now=clock.now())
+
+
+def a_node(name: str) -> Node:
+    return make_node(name, connection=name, machine_id=f"of {name}")
+
+
+def apply(*plan: Action) -> Callable[[], object]:
+    def carry_out() -> bool:
+        with transaction.atomic():
+            return passes.apply(Plan(plan), clock.now())
+
+    return carry_out
+
+
+@races
+def test_a_part_that_failed_is_not_forgotten_for_another_that_became_ready_meanwhile() -> None:
+    replica = make_replica("r", node=a_node("one"), state="loading")
+    Shard.objects.create(replica=replica, rank=1, node=a_node("two"), state="ready")
+    race(told("two", "r", "failed", rank=1), told("one", "r", "ready"))
+    assert Replica.objects.get().state == "failed"
+
+
+@races
+def test_what_an_earlier_stream_said_last_does_not_outlive_the_register_of_the_next() -> None:
+    make_replica("r", node=a_node("one"), state="starting")
+    ready = protocol.Running(
+        spec=protocol.ShardSpec(
+            replica="r", model="smollm2", profile="cpu", profile_digest="d" * 64, engine="llamacpp", source="/x"
+        ),
+        status=protocol.ShardState(replica="r", state="ready", port=9000),
+    )
+    race(told("one", "r", "loading"), registered("one", "next", ready))
+    assert Replica.objects.get().state == "ready"
+    make_replica("s", node=a_node("two"), state="ready")
+    race(registered("two", "next"), told("two", "s", "loading"))
+    assert Replica.objects.get(pk="s").state == "stopped"
+
+
+@races
+@pytest.mark.parametrize("second", [beat("one", "b", "a"), apply(Drain("b", "m", "y"), Drain("a", "m", "y"))])
+def test_whoever_writes_several_replicas_takes_them_in_one_order(second: Callable[[], object]) -> None:
+    node = a_node("one")
+    make_replica("a", node=node)
+    make_replica("b", node=node)
+    race(apply(Drain("a", "m", "why")), second, apply(Drain("b", "m", "why")))
+    assert set(Replica.objects.values_list("wanted", flat=True)) == {"drain"}
+
+
+@races
+def test_a_register_takes_its_replicas_in_that_order_and_leaves_commands_to_be_stored() -> None:
+    node = a_node("one")
+    make_replica("a", node=node)
+    make_replica("b", node=node)
+    race(apply(Drain("a", "m", "why")), registered("one", "next"), apply(Drain("b", "m", "why"), Stop("b", "m", "why")))
+    assert Replica.objects.get(pk="b").wanted == "stop"
+    assert Command.objects.filter(node="one").exists()
+
+
+@races
+def test_a_node_is_removed_after_a_pass_that_starts_something_there_is_done() -> None:
+    node, model = a_node("one"), make_model("m").spec()
+    held = lease.acquire(lease.LEADER, ttl_s=60)
+    assert held
+    race(
+        lambda: lease.advance(held),
+        lambda: actions.remove_node(node=node, actor=SYSTEM, force=True),
+        apply(Start("r", model, model.profiles[0], (Part("one"),), "why")),
+    )
+    assert not Node.objects.exists()
+    assert not Shard.objects.exists()
+
+
+@races
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda node: actions.remove_node(node=node, actor=SYSTEM, force=True),
+        lambda node: actions.cordon_node(node=node, actor=SYSTEM),
+        lambda node: actions.drain_node(node=node, actor=SYSTEM),
+    ],
+)
+def test_a_pass_that_looked_before_an_operator_acted_on_a_node_decides_again(act: Callable[[Node], object]) -> None:
+    node, held = a_node("one"), lease.acquire(lease.LEADER, ttl_s=60)
+    assert held
+    act(node)
+    assert not lease.advance(held)
