@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests import factories
 from tests.pages import machines, rows
 from tests.pages.conftest import look
 from tests.pages.test_browser import come_in
@@ -18,7 +19,23 @@ def test_machines_and_fabrics_fit_any_screen(page: Page) -> None:
     page.goto("/fabrics/")
     look(page, "fabrics-0")
     machines.make_fleet()
-    for name in ("nodes", "nodes/gpu-02", "nodes/gpu-04", "nodes/cpu-01", "fabrics", "replicas", "replicas/deepseek-1"):
+    rows.make_idle("quiet")
+    key, _ = factories.make_key(
+        project=factories.make_project(
+            "a project with a long name", team=factories.make_team("Support desk of the south")
+        )
+    )
+    rows.make_usage(12, key=key, model="quiet")
+    for name in (
+        "dashboard",
+        "nodes",
+        "nodes/gpu-02",
+        "nodes/gpu-04",
+        "nodes/cpu-01",
+        "fabrics",
+        "replicas",
+        "replicas/deepseek-1",
+    ):
         page.goto(f"/{name}/")
         look(page, f"machines-{name.replace('/', '-')}")
     page.goto("/nodes/gpu-02/")
