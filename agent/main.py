@@ -67,7 +67,6 @@ class Agent:
         )
         self._errands = Errands(self._weights, self._installer, lambda: self._supervisor.host)
         self._answers = Answers(self._carry_out)
-        self._told: Inventory | None = None
 
     async def serve(self, stopped: asyncio.Event) -> None:
         """Until `stopped` is set; then within 5 s, engines aside."""
@@ -101,25 +100,22 @@ class Agent:
             shards=self._supervisor.running(),
         )
 
-    async def heartbeat(self) -> Heartbeat:
-        before = self._told
+    async def heartbeat(self, told: Inventory) -> Heartbeat:
         inventory, found = await self._look()
         load = await asyncio.to_thread(self._machine.load)
         return Heartbeat(
             load=msgspec.structs.replace(load, gpus=found.readings[: protocol.MAX_GPUS], gpus_age_s=found.age_s),
             shards=self._supervisor.states(),
             errands=self._errands.told(),
-            inventory=None if before and _lasting(inventory) == _lasting(before) else inventory,
+            inventory=None if _lasting(inventory) == _lasting(told) else inventory,
         )
 
     async def _look(self) -> tuple[Inventory, Found]:
-        """The machine as it is now, remembered as told."""
+        """The machine as it is now."""
         given = self._supervisor.cards()
         found = await asyncio.to_thread(self._hardware.look, given=given, ours=self._supervisor.pids)
         self._supervisor.host = host = await asyncio.to_thread(_seen, self._supervisor.host, found)
-        self._told = inventory = await asyncio.to_thread(
-            _inventory, self._machine, self._weights, self._installer, host, found
-        )
+        inventory = await asyncio.to_thread(_inventory, self._machine, self._weights, self._installer, host, found)
         return inventory, found
 
     def failures(self) -> tuple[ShardStatus, ...]:

@@ -119,6 +119,15 @@ class ControlPlane:
         assert self._socket is not None
         self._socket.transport.abort()
 
+    def stand_still(self) -> None:
+        """Read nothing more of the stream, and so answer nothing either, as a process that was stopped."""
+        assert self._socket is not None
+        self._socket.transport.pause_reading()
+
+    def go_on(self) -> None:
+        assert self._socket is not None
+        self._socket.transport.resume_reading()
+
     def states(self, replica: str) -> list[str]:
         """The states a shard went through, repeats left out."""
         found: list[str] = []

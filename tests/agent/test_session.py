@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-import agent.session
+import agent.stream
 from agent import protocol
 from agent.config import AgentSettings
 from agent.protocol import Ack, Command, Heartbeat, Inventory, NodeLoad, Refused, Register, ShardState, ShardStatus
@@ -37,7 +37,7 @@ class Speaker:
         inventory = Inventory(hostname="h", os=self.padding)
         return Register(node="n", agent_version="1", machine_id="m", address=address, inventory=inventory)
 
-    async def heartbeat(self) -> Heartbeat:
+    async def heartbeat(self, told: Inventory) -> Heartbeat:
         return Heartbeat(load=NodeLoad())
 
     def failures(self) -> tuple[ShardStatus, ...]:
@@ -185,7 +185,7 @@ async def test_another_control_plane_is_found_when_the_first_is_gone(
 async def test_stopping_waits_for_no_read(
     control_plane: ControlPlane, agent_settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.session, "WELCOME_S", 3600.0)
+    monkeypatch.setattr(agent.stream, "WELCOME_S", 3600.0)
     control_plane.first = lambda: None
     async with speaking(agent_settings):
         await eventually(lambda: control_plane.registers)
@@ -194,7 +194,7 @@ async def test_stopping_waits_for_no_read(
 
 
 async def test_stopping_waits_for_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.session, "OPEN_S", 3600.0)
+    monkeypatch.setattr(agent.stream, "OPEN_S", 3600.0)
     opened = asyncio.Event()
     writers = []
 

@@ -12,6 +12,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 import agent.session
+import agent.stream
 from agent import process
 from agent.protocol import StartShard, StopShard
 from tests.agent.conftest import AgentTask, ControlPlane, engines_of, eventually, free_port, settings_for, spec
@@ -48,8 +49,9 @@ async def test_a_network_that_swallows_everything_is_noticed_and_left(
     control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Dropped packets close nothing: the agent asks whether anybody is there."""
-    monkeypatch.setattr(agent.session, "PING_S", 0.2)
-    monkeypatch.setattr(agent.session, "SILENT_S", 0.5)
+    monkeypatch.setattr(agent.session, "ALONE_PING_S", 0.2)
+    monkeypatch.setattr(agent.stream, "QUIET_S", 0.1)
+    monkeypatch.setattr(agent.stream, "SILENT_S", 0.5)
     dropping = asyncio.Event()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +75,7 @@ async def test_a_network_that_swallows_everything_is_noticed_and_left(
         await eventually(lambda: control_plane.heartbeats)
         dropping.set()
         await asyncio.sleep(0)
-        await eventually(lambda: "no answer to a ping" in caplog.text or "keepalive" in caplog.text)
+        await eventually(lambda: "no answer to a ping" in caplog.text)
         count = len(control_plane.registers)
         dropping.clear()
         await eventually(lambda: len(control_plane.registers) > count)

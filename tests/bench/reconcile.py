@@ -51,7 +51,7 @@ class Played:
             shards=fleet.shards(self.number, self.digest),
         )
 
-    async def heartbeat(self) -> protocol.Heartbeat:
+    async def heartbeat(self, _: protocol.Inventory) -> protocol.Heartbeat:
         self.beats += 1
         readings = tuple(
             protocol.GpuReading(
