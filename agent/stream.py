@@ -258,8 +258,8 @@ async def _pong(socket: ClientConnection) -> None:
 async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
     """Raises why: a reason of ours before the closing that it led to.
 
-    Not a TaskGroup: with early versions of Python 3.11 its task may count as cancelled from then on, and no timeout works
-    in it any more.
+    Not a TaskGroup: with early versions of Python 3.11 its task may count as cancelled from then on, and no timeout
+    works in it any more.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:
