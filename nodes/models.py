@@ -211,7 +211,7 @@ class ModelStatus(models.Model):
     """What the last pass could not do for a model and why; when it was last asked for and last used."""
 
     model = models.CharField(max_length=200, primary_key=True)
-    reasons = models.JSONField(default=list, help_text="[{node, profile, reason}] of the last failed placement.")
+    reasons = models.JSONField(default=list, help_text="Of the last failed placement, line by line.")
     reasons_at = models.DateTimeField(null=True)
     demand_at = models.DateTimeField(null=True)
     used_at = models.DateTimeField(null=True)

@@ -6,6 +6,7 @@ Every step is a conditional update on what the plan saw, so a step that came too
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import assert_never
 
@@ -21,11 +22,15 @@ from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
 from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
 from nodes.poke import poke
-from nodes.reasons import told
+from nodes.reasons import Lines
+from nodes.scene import Memory
 
 __all__ = ["apply", "poke", "run_pass"]
 
 log = logging.getLogger(__name__)
+
+_memory, _lines = Memory(), Lines()
+"""Of this process, whose passes follow each other."""
 
 
 def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime | None = None) -> bool:
@@ -34,7 +39,7 @@ def run_pass(now: datetime, *, held: lease.Held | None = None, since: datetime |
     `held`: the lease that it is done under, none where nobody else could act. `since`: when the lead was taken.
     """
     cluster = snapshot.take(now, since=held.since if held else since)
-    plan = reconcile.plan(cluster, now)
+    plan = reconcile.plan(cluster, now, _memory)
     changed_reasons = _changed(plan, cluster)
     if not plan.actions and not changed_reasons:
         return False
@@ -247,23 +252,24 @@ def _recover(action: Recover, now: datetime) -> bool:
     return bool(gone)
 
 
-Reasons = list[tuple[str, tuple[state.TurnedDown, ...]]]
+Reasons = Mapping[str, Sequence[str]]
 
 
 def _changed(plan: Plan, cluster: state.Cluster) -> Reasons:
     known = {status.model: status.reasons for status in cluster.statuses}
-    return [(model, reasons) for model, reasons in plan.reasons if known.get(model, ()) != reasons]
+    told = _lines.of(plan.reasons, {model.name for model in cluster.models})
+    return {model: lines for model, lines in told.items() if known.get(model, ()) != lines}
 
 
 def _remember(changed: Reasons, now: datetime, *, said: set[str]) -> None:
     """Keep why models found no place, for the pages; put it on the timeline when that begins, unless it is `said`."""
-    for model, reasons in changed:
-        fields = {"reasons": msgspec.to_builtins(reasons), "reasons_at": now}
+    for model, reasons in changed.items():
+        fields = {"reasons": list(reasons), "reasons_at": now}
         row, made = ModelStatus.objects.get_or_create(model=model, defaults=fields)
         begins = bool(reasons) and (made or not row.reasons) and model not in said
         if not made:
             ModelStatus.objects.filter(model=model).update(**fields)
         if begins:
-            first, *others = told(reasons)
+            first, *others = reasons
             rest = f" (and {len(others)} more)" if others else ""
             timeline.note("unplaced", f"model {model} finds no place: {first}{rest}", at=now, model=model)

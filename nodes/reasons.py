@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from nodes.state import TurnedDown
 
+FRESH = 24
+"""Models whose reasons are put into lines at a time."""
 NAMED = 8
 """Nodes that a line names before it only counts them."""
 SHOWN = 8
@@ -26,6 +28,35 @@ def told(reasons: Iterable[TurnedDown]) -> tuple[str, ...]:
     for turned in reasons:
         by_profile[turned.profile].append(turned)
     return tuple(line for profile, mine in by_profile.items() for line in _lines(profile, mine))
+
+
+Reasons = tuple[TurnedDown, ...]
+
+
+class Lines:
+    """The lines of many models, made anew only where the reasons are other values than before, and for at most FRESH
+    models at a time: in a fleet of a thousand nodes each takes milliseconds, and nobody reads that fast."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Reasons, tuple[str, ...]]] = {}
+        """By model, the one that was told the longest ago first."""
+
+    def of(self, reasons: Iterable[tuple[str, Reasons]], models: Set[str]) -> Mapping[str, tuple[str, ...]]:
+        """By model, without those whose turn is yet to come: first who was never told, then the longest ago. Others
+        than `models` are forgotten."""
+        given = dict(reasons)
+        stale = {model for model, why in given.items() if why and self._before(model)[0] is not why}
+        turns = [model for model in given if model in stale and model not in self._known]
+        turns += [model for model in self._known if model in stale]
+        for model in turns[:FRESH]:
+            self._known.pop(model, None)
+            self._known[model] = given[model], told(given[model])
+        late = set(turns[FRESH:])
+        self._known = {m: known for m, known in self._known.items() if m in models and (m not in given or given[m])}
+        return {model: self._before(model)[1] for model in given if model not in late}
+
+    def _before(self, model: str) -> tuple[Reasons, tuple[str, ...]]:
+        return self._known.get(model, ((), ()))
 
 
 def _lines(profile: str, mine: Sequence[TurnedDown]) -> Iterator[str]:

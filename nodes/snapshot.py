@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 
@@ -49,6 +50,26 @@ _cards = msgspec.json.Decoder(tuple[str, ...]).decode
 _progress = msgspec.json.Decoder(protocol.Progress).decode
 
 
+class _Inventories:
+    """Inventories of nodes as they were read last. Most say the same for days, and are then the same values, which
+    makes comparing whole fleets cheap."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes, _Facts]] = {}
+
+    def read(self, texts: Mapping[str, str]) -> Mapping[str, _Facts]:
+        """By node. Others are forgotten."""
+        before, self._known = self._known, {}
+        for node, text in texts.items():
+            digest = hashlib.sha256(text.encode()).digest()
+            known = before.get(node)
+            self._known[node] = known if known and known[0] == digest else (digest, _facts(text))
+        return {node: facts for node, (_, facts) in self._known.items()}
+
+
+_inventories = _Inventories()
+
+
 def _text(column: str) -> Cast:
     """A JSON column as its text."""
     return Cast(column, TextField())
@@ -66,8 +87,8 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
             for row in models.Backoff.objects.values(*(field.name for field in fields(state.Backoff)))
         ),
         statuses=tuple(
-            state.Status(row.model, msgspec.convert(row.reasons, tuple[state.TurnedDown, ...]), row.demand_at)
-            for row in models.ModelStatus.objects.all()
+            state.Status(model, tuple(why for why in reasons if isinstance(why, str)), asked_at)
+            for model, reasons, asked_at in models.ModelStatus.objects.values_list("model", "reasons", "demand_at")
         ),
         quotas=Team.objects.all().quotas(),
         rules=state.Rules(
@@ -98,7 +119,7 @@ def current_summary(now: datetime | None = None) -> Summary:
 
 
 def _nodes() -> Iterator[state.Node]:
-    rows = models.Node.objects.values_list(
+    columns = (
         "name",
         "state",
         "cordoned_at",
@@ -113,9 +134,11 @@ def _nodes() -> Iterator[state.Node]:
         "registered_at",
         "last_seen_at",
     )
-    for name, life, cordoned, draining, address, disabled, reserved, labels, inventory, loaded, *rest in rows:
+    rows = list(models.Node.objects.values_list(*columns))
+    inventories = _inventories.read({row[0]: row[8] for row in rows})
+    for name, life, cordoned, draining, address, disabled, reserved, labels, _, loaded, *rest in rows:
         version, since, seen = rest
-        facts, load = _facts(inventory), _node_load(loaded)
+        facts, load = inventories[name], _node_load(loaded)
         free = load.disk_free_bytes
         if free is None:
             free = facts.disks[0].free_bytes if facts.disks else None

@@ -160,10 +160,10 @@ class TurnedDown:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is remembered about a model: why its last placement failed, when it was last asked for."""
+    """What is remembered about a model: why its last placement failed, in lines, and when it was last asked for."""
 
     model: str
-    reasons: tuple[TurnedDown, ...] = ()
+    reasons: tuple[str, ...] = ()
     demand_at: datetime | None = None
 
 

@@ -17,8 +17,7 @@ from nodes.alerts import Alert
 from nodes.hardware import count_cards
 from nodes.holdings import Used, in_use
 from nodes.idle import IdleLine, idle
-from nodes.reasons import told
-from nodes.state import Backoff, Cluster, Node, Replica, TurnedDown
+from nodes.state import Backoff, Cluster, Node, Replica
 from nodes.totals import CapacityLine, QuotaLine
 from nodes.wholes import WholeLine, wholes
 
@@ -272,7 +271,7 @@ def _model(
     mine: list[Replica],
     lost: set[str],
     held: list[Backoff],
-    reasons: tuple[TurnedDown, ...],
+    reasons: tuple[str, ...],
     now: datetime,
 ) -> ModelLine:
     live = [r for r in mine if r.wanted == "run" and not lost.intersection(shard.node for shard in r.shards)]
@@ -291,7 +290,7 @@ def _model(
         in_flight=_sum(replica.load.in_flight if replica.load else None for replica in ready),
         waiting=_sum(replica.load.waiting if replica.load else None for replica in ready),
         note=note,
-        why_not=told(reasons),
+        why_not=reasons,
         next_try_at=min((backoff.next_try_at for backoff in waiting), default=None),
         waits=_waits(held, now),
     )
@@ -307,7 +306,7 @@ def _model_state(
     live: list[Replica],
     ready: list[Replica],
     backoffs: list[Backoff],
-    reasons: tuple[TurnedDown, ...],
+    reasons: tuple[str, ...],
 ) -> tuple[str, str]:
     """One of ready, loading, failed, cannot run, on demand, off and external, and what to know beside it."""
     least = model.scaling.min

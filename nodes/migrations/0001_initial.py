@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
             name='ModelStatus',
             fields=[
                 ('model', models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ('reasons', models.JSONField(default=list, help_text='[{node, profile, reason}] of the last failed placement.')),
+                ('reasons', models.JSONField(default=list, help_text='Of the last failed placement, line by line.')),
                 ('reasons_at', models.DateTimeField(null=True)),
                 ('demand_at', models.DateTimeField(null=True)),
                 ('used_at', models.DateTimeField(null=True)),

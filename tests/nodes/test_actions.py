@@ -14,7 +14,7 @@ from llmgw.core import lease
 from llmgw.core.models import Lease, Revision, Secret
 from nodes import actions, commands, identity, passes, poke, reconcile, snapshot, tasks
 from nodes.engine_keys import SECRET_NAME, engine_key
-from nodes.models import Command, Event, ModelStatus, Node, Replica, Shard
+from nodes.models import Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tenants.models import AuditEntry
 from tests.factories import make_model, make_node, make_replica
@@ -361,7 +361,8 @@ def test_the_task_does_nothing_while_nobody_leads() -> None:
 
 
 def test_a_pass_that_breaks_is_logged_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    ModelStatus.objects.create(model="m", reasons=[{"wrong": "shape"}])
+    make_node()
+    Node.objects.update(inventory={"gpus": "of a wrong shape"})
     lease.acquire(lease.LEADER, ttl_s=60)
     tasks.reconcile()
     assert "A pass failed; the next one runs within 3 s" in caplog.text

@@ -33,10 +33,10 @@ def test_demand_is_one_row_a_model_and_the_last_one_counts() -> None:
 
 
 def test_demand_leaves_what_else_is_known_of_the_model_alone() -> None:
-    ModelStatus.objects.create(model="a", reasons=[{"node": "one", "reason": "is cordoned"}], reasons_at=NOW)
+    ModelStatus.objects.create(model="a", reasons=["one: is cordoned"], reasons_at=NOW)
     note_demand(["a"], cold=False, now=NOW)
     row = ModelStatus.objects.get()
-    assert (row.reasons, row.reasons_at) == ([{"node": "one", "reason": "is cordoned"}], NOW)
+    assert (row.reasons, row.reasons_at) == (["one: is cordoned"], NOW)
     assert row.demand_at == NOW
 
 

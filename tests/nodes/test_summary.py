@@ -13,7 +13,7 @@ from catalog import spec
 from nodes import snapshot
 from nodes.alerts import Alert
 from nodes.models import ReplicaLoad
-from nodes.state import Backoff, Cluster, Load, Shard, Status, TurnedDown, in_words
+from nodes.state import Backoff, Cluster, Load, Shard, Status, in_words
 from nodes.summary import ModelLine, Summary, UsageLine, WaitLine, summarise
 from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
@@ -34,7 +34,7 @@ def line(**fields: object) -> ModelLine:
 
 
 HELD = Backoff("m", "cpu", DIGEST, 3, NOW + timedelta(seconds=8), "out of memory")
-WHY = Status("m", (TurnedDown("good", "cpu", "is cordoned"),))
+WHY = Status("m", ("good (cpu): is cordoned",))
 
 
 def test_a_ready_model_counts_what_it_can_serve() -> None:
@@ -80,15 +80,8 @@ def test_a_models_state_is_one_word_and_what_to_know(fields: dict[str, object], 
     assert (found.state, found.note) == (state, note)
 
 
-def test_why_not_is_one_line_a_reason_and_names_the_nodes() -> None:
-    names = [f"n{number}" for number in range(10)]
-    full = Status("m", tuple(TurnedDown(name, profile, "is full") for profile in ("a", "b") for name in names))
-    assert line(statuses=(full,)).why_not[1] == "all 10 nodes (b): is full"
-    two = Status("m", (*full.reasons, TurnedDown("z", "b", "is cordoned")))
-    assert line(statuses=(two,)).why_not[1] == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (b): is full"
+def test_why_not_is_told_line_by_line() -> None:
     assert line(statuses=(WHY,)).why_not == ("good (cpu): is cordoned",)
-    nowhere = Status("m", (TurnedDown("", "cpu", "no node has joined yet"),))
-    assert line(statuses=(nowhere,)).why_not == ("no node has joined yet",)
 
 
 @pytest.mark.parametrize(
