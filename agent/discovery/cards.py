@@ -26,6 +26,9 @@ class Process:
     """Whether there was such a process here when the card was read; in a container there may not be."""
 
 
+LOST = "the driver has lost it"
+
+
 @dataclass(frozen=True, slots=True)
 class Errors:
     """What a card counts against itself; None is unknown, and no fault."""
@@ -102,7 +105,7 @@ def to_gpu(card: Card, *, given: bool, stranger: Callable[[int], bool]) -> Gpu:
 
 def _faults(errors: Errors) -> Iterable[str]:
     if errors.lost:
-        yield "the driver has lost it; reset the card or restart the machine"
+        yield f"{LOST}; reset the card or restart the machine"
     if errors.remap_failed:
         yield "row remap failure: it has to be replaced"
     if errors.uncorrected_ecc:

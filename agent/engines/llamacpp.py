@@ -5,6 +5,7 @@ Every flag has been seen to work in llama-server b11434 and in agent/engines/lla
 
 from __future__ import annotations
 
+from agent.engines import ranks
 from agent.engines.base import Command, Launch, names_flag
 from agent.host import Host
 from agent.protocol import ShardSpec
@@ -51,6 +52,8 @@ class LlamaCpp:
         argv += spec.args
         secrets = ((KEY_VARIABLE, launch.key),) if launch.key else ()
         env = (*launch.build.env, *sorted(spec.env.items()))
+        if host.cards:  # else a replica on one card, or on CPUs, would take memory of all of them
+            env = (*env, *ranks.cards(spec, host, by_uuid=True))
         return (Command(argv=tuple(argv), env=env, secrets=secrets),)
 
     def serves_http(self, rank: int) -> bool:

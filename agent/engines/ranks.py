@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
+from agent.discovery.cards import LOST
 from agent.engines import nccl
 from agent.engines.base import Launch
 from agent.host import Host
@@ -18,11 +20,19 @@ def environment(spec: ShardSpec, host: Host, launch: Launch) -> tuple[tuple[str,
     return (*launch.build.env, ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *nccl.environment(spec.fabric, host))
 
 
-def cards(spec: ShardSpec, host: Host) -> tuple[tuple[str, str], ...]:
-    """The shard's own cards. By index, because vLLM has long read a UUID as a number; slices have nothing but UUIDs."""
-    found = [host.card(uuid) for uuid in spec.gpus]
-    numbers = [str(card.index) for card in found if card is not None and not card.slice_of]
-    return (("CUDA_VISIBLE_DEVICES", ",".join(numbers if len(numbers) == len(spec.gpus) else spec.gpus)),)
+def cards(spec: ShardSpec, host: Host, *, by_uuid: bool = False) -> tuple[tuple[str, str], ...]:
+    """The shard's own cards. A UUID is the same card whatever became of others; engines that read it as a number get
+    numbers, as long as the driver and we can only count alike. `by_uuid`: the engine takes UUIDs."""
+    found = [card for uuid in spec.gpus if (card := host.card(uuid))]
+    counted = len(found) == len(spec.gpus) and not any(card.slice_of or LOST in card.fault for card in host.cards)
+    visible = [str(card.index) for card in found] if counted and not by_uuid else spec.gpus
+    return (("CUDA_VISIBLE_DEVICES", ",".join(visible)),)
+
+
+def at_least(version: str, *least: int) -> bool:
+    """Whether a build is known to be of that version or a later one."""
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    return parts is not None and tuple(map(int, parts.groups())) >= least
 
 
 def leader(spec: ShardSpec, host: Host, launch: Launch) -> tuple[str, int]:

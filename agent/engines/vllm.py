@@ -17,6 +17,8 @@ from agent.protocol import ShardSpec
 KEY_VARIABLE = "VLLM_API_KEY"
 SHUTDOWN_S = 4
 """How long a server that is told to stop goes on with what it has: less than the agent waits before it kills."""
+UUIDS_SINCE = (0, 24)
+"""The first version that does not read a UUID in CUDA_VISIBLE_DEVICES as a number."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 Environment = tuple[tuple[str, str], ...]
 
@@ -103,7 +105,9 @@ def _environment(spec: ShardSpec, host: Host, launch: Launch) -> Environment:
         *sorted(spec.env.items()),
         # A profile is the same for all nodes, and these are not. Left alone, vLLM guesses by a route to the internet.
         ("VLLM_HOST_IP", host.address),
-        *ranks.cards(spec, host),
+        *ranks.cards(
+            spec, host, by_uuid=spec.launch_mode != "ray" and ranks.at_least(launch.build.version, *UUIDS_SINCE)
+        ),
     )
 
 

@@ -58,7 +58,7 @@ def test_slices_are_given_by_their_own_name_one_to_an_engine() -> None:
 
     assert [gpu.uuid for gpu in gpus] == ["MIG-bbbb", "MIG-cccc", "GPU-dddd"]
     assert visible("MIG-cccc") == "MIG-cccc"
-    assert visible("GPU-dddd") == "1"
+    assert visible("GPU-dddd") == "GPU-dddd"  # beside slices, the driver counts cards in its own way
 
 
 def test_of_adapters_of_every_kind_only_those_with_active_ports_carry_a_fabric(tmp_path: Path) -> None:

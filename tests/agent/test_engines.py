@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.discovery.cards import LOST
 from agent.engines import ENGINES, ranks
 from agent.engines.base import Build, Command, Launch, is_repository
 from agent.engines.llamacpp import LlamaCpp
@@ -242,6 +243,44 @@ def test_sglang_takes_adapters_at_its_start_or_as_it_runs() -> None:
 
 
 # --- what all have in common -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("version", "visible"),
+    [
+        ("0.33.0", "GPU-1,GPU-3"),
+        ("0.24.0+cu129", "GPU-1,GPU-3"),
+        ("1.0", "GPU-1,GPU-3"),
+        ("0.22.0", "1,3"),
+        ("0.19.1", "1,3"),
+        ("unknown", "1,3"),
+    ],
+)
+def test_vllm_is_given_uuids_from_the_version_on_that_takes_them(version: str, visible: str) -> None:
+    launch = replace(LAUNCH, build=replace(LAUNCH.build, version=version))
+    (command,) = Vllm().commands(shard(), HOST, launch)
+    assert dict(command.env)["CUDA_VISIBLE_DEVICES"] == visible
+    over_ray = Vllm().commands(wide(0, launch_mode="ray"), HOST, replace(launch, rendezvous=21008))
+    assert [dict(each.env)["CUDA_VISIBLE_DEVICES"] for each in over_ray] == ["1,3", "1,3"]
+
+
+def test_llamacpp_sees_its_own_cards_by_uuid_and_on_cpus_none() -> None:
+    (command,) = LlamaCpp().commands(shard(engine="llamacpp", tp=1, gpus=("GPU-2",)), HOST, LAUNCH)
+    assert command.env == (("CUDA_VISIBLE_DEVICES", "GPU-2"),)
+    (command,) = LlamaCpp().commands(
+        shard(engine="llamacpp", tp=1, gpus=(), env={"CUDA_VISIBLE_DEVICES": "0"}), HOST, LAUNCH
+    )
+    assert dict(command.env)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_where_the_driver_may_count_otherwise_than_we_a_card_goes_by_its_uuid() -> None:
+    gone = Gpu(uuid="lost-0", index=4, name="lost", gpu_class="lost", healthy=False, fault=f"{LOST}; reset it")
+    worn = Gpu(uuid="GPU-9", index=4, name="NVIDIA H100", gpu_class="h100-80g", healthy=False, fault="3 ECC errors")
+    visible = {
+        card.uuid: dict(ranks.cards(shard(), replace(HOST, cards=(*CARDS, card))))["CUDA_VISIBLE_DEVICES"]
+        for card in (gone, worn)
+    }
+    assert visible == {"lost-0": "GPU-1,GPU-3", "GPU-9": "1,3"}
+
+
 def test_cards_are_named_by_number_and_slices_by_uuid() -> None:
     assert ranks.cards(shard(), HOST) == (("CUDA_VISIBLE_DEVICES", "1,3"),)
     sliced = Gpu(uuid="MIG-1", index=9, name="NVIDIA A100", gpu_class="a100-mig-3g-20g", slice_of="GPU-0")
