@@ -23,6 +23,13 @@ class LocalFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeFile:
+    """As LocalFile, inside each node's own folder of models: `models` in its work_dir."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class WheelFile:
     """A file inside a PyPI wheel; `pypi://NAME==VERSION/PATH?wheel_sha256=…&sha256=…`."""
 
@@ -52,21 +59,35 @@ class UrlFile:
         return f"url/{hashlib.sha256(self.url.encode()).hexdigest()[:16]}/{name}"
 
 
-Source = LocalFile | WheelFile | UrlFile
+Source = LocalFile | RelativeFile | WheelFile | UrlFile
 
 
 def parse(source: str) -> Source:
-    """Raises SourceError for what is none of the three."""
+    """Raises SourceError for what is none of the four."""
     if source.startswith("/"):
         return LocalFile(source)
+    if source.startswith(("./", "../")):
+        return _relative(source)
     if source.startswith("pypi://"):
         return _wheel(source)
     if source.startswith(("http://", "https://")):
         return _url(source)
     raise SourceError(
-        f"source {source!r} is not one that a node can fetch. Give an absolute path, an http(s) address of one file, "
-        "or pypi://NAME==VERSION/PATH."
+        f"source {source!r} is not one that a node can fetch. Give an absolute path, ./PATH in its folder of models, "
+        "an http(s) address of one file, or pypi://NAME==VERSION/PATH."
     )
+
+
+def _relative(source: str) -> RelativeFile:
+    parts = [part for part in source.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise SourceError(
+            f"source {source!r} leads out of the node's folder of models. Write ./ and a path inside it, or the "
+            "absolute path."
+        )
+    if not parts:
+        raise SourceError(f"source {source!r} names no file; write the path of one.")
+    return RelativeFile("/".join(parts))
 
 
 def _wheel(source: str) -> WheelFile:

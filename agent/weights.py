@@ -47,7 +47,7 @@ Told = Callable[[Progress], None]
 
 
 class Weights:
-    """`directory` holds everything fetched; hand-placed files stay where they are."""
+    """`directory` holds everything fetched, and what relative sources name; other files placed by hand stay."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -60,10 +60,11 @@ class Weights:
             wanted = sources.parse(source)
         except sources.SourceError as error:
             raise FetchError(str(error)) from None
-        if isinstance(wanted, sources.LocalFile):
-            if not Path(wanted.path).exists():
-                raise FetchError(f"{wanted.path} is not on this node. Put the weights there, or correct the source.")
-            return Path(wanted.path)
+        if isinstance(wanted, sources.LocalFile | sources.RelativeFile):
+            placed = self._directory / wanted.path  # an absolute path stays what it is
+            if not placed.exists():
+                raise FetchError(f"{placed} is not on this node. Put the weights there, or correct the source.")
+            return placed
         target = self._directory / wanted.target
         listeners = self._listeners.setdefault(source, [])
         listeners.append(told)

@@ -20,7 +20,7 @@ import httpx
 from agent import gguf, lora, lora_files
 from agent.gguf import Head, Shape
 from agent.lora_files import Unread
-from agent.sources import LocalFile, SourceError, UrlFile, parse
+from agent.sources import LocalFile, RelativeFile, SourceError, UrlFile, parse
 from catalog.engine_args import lora_rank
 from catalog.spec import Adapter, Model, Problem
 from llmgw.core import addresses
@@ -178,6 +178,8 @@ def _head(source: str) -> Head:
         case UrlFile(url):
             with _opened(url) as file:
                 return gguf.read_head(file)
+        case RelativeFile():
+            raise Unread("it is in each node's own folder of models")
         case _:
             raise Unread("it is a file inside a wheel")
 
@@ -186,6 +188,8 @@ def _here(source: str) -> Path:
     match _parsed(source):
         case LocalFile(path):
             return Path(path)
+        case RelativeFile():
+            raise Unread("it is in each node's own folder of models")
         case _:
             raise Unread("it is fetched by nodes")
 

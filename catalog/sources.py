@@ -23,6 +23,8 @@ def objection(source: str) -> str | None:
     scheme = _SCHEME.match(source)
     if scheme:
         return _address(source, scheme[1].lower())
+    if is_relative(source):
+        return _unread(source)
     if is_path(source):
         return None if source.strip("./") else f"The source {source} names no file; write the path of one."
     if source.startswith("~"):
@@ -39,6 +41,11 @@ def is_path(source: str) -> bool:
     return source.startswith(("/", "./", "../"))
 
 
+def is_relative(source: str) -> bool:
+    """Whether it names a file in each node's own folder of models."""
+    return source.startswith(("./", "../"))
+
+
 def is_fetched(source: str) -> bool:
     """Whether nodes bring it as a single file."""
     return _SCHEME.match(source) is not None
@@ -52,8 +59,13 @@ def _address(source: str, scheme: str) -> str | None:
         return f"Nodes cannot fetch {scheme}://. Known: {known}; a bare org/name too."
     if " " in source:
         return "An address holds no blanks; write %20 for one."
+    return _unread(f"{scheme}{source[len(scheme) :]}")
+
+
+def _unread(source: str) -> str | None:
+    """Why nodes, which read it with the same function, could not."""
     try:
-        parse(f"{scheme}{source[len(scheme) :]}")  # the node reads it with the same function
+        parse(source)
     except SourceError as error:
         text = str(error)
         return f"{text[0].upper()}{text[1:]}"

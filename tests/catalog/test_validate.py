@@ -157,7 +157,8 @@ HASH = "a" * 64
     [
         "/m/a.gguf",
         "./a.gguf",
-        "../m/a",
+        "./m/a",
+        "./m//./a",
         "org/name",
         "gpt2",
         "Qwen/Qwen2.5-0.5B",
@@ -172,12 +173,25 @@ def test_sources_that_can_be_meant_pass(source: str) -> None:
     assert on(source=source) == []
 
 
+def test_a_relative_adapter_is_refused_where_engines_read_it_by_themselves() -> None:
+    adapter = spec.Adapter("tune", "./tune")
+    profiles = (replace(GPU, max_loaded_adapters=4),)
+    assert on(adapters=(adapter,), profiles=(GPU,)) == []
+    assert on(adapters=(adapter,), profiles=profiles) == [
+        "model m: adapters: Adapter 'tune': With max_loaded_adapters engines read it by themselves; write its absolute"
+        " path on nodes."
+    ]
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "/",
         "./",
         "../",
+        "../m/a",
+        "./a/../../b",
+        "./.",
         "~/a",
         "a/b/c",
         "-a",
