@@ -14,6 +14,8 @@ from llmgw.config import Settings
 
 django.setup(set_prefix=False)
 
+from nodes.poke import ASKED_FOR_S  # noqa: E402 - needs Django set up
+
 
 def broker(config: Settings) -> dict[str, object]:
     """Where jobs are queued, as Celery's settings say it."""
@@ -61,7 +63,7 @@ app.conf.update(
             "task": "nodes.tasks.reconcile",
             "schedule": _config.nodes.reconcile_s,
             # A worker that was away must not find hundreds of them.
-            "options": {"expires": _config.nodes.reconcile_s * 2, "retry": False},
+            "options": {"expires": ASKED_FOR_S, "retry": False},
         },
         "tidy": {"task": "nodes.tasks.tidy", "schedule": 3600.0, "options": {"expires": 3600.0, "retry": False}},
         "tidy-usage": {

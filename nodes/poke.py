@@ -12,6 +12,9 @@ from kombu.exceptions import ChannelError, OperationalError
 log = logging.getLogger(__name__)
 
 RECONCILE = "nodes.tasks.reconcile"
+ASKED_FOR_S = 60.0
+"""A worker that was away drops passes that were asked for longer ago. Celery compares the clocks of whoever asks and
+whoever runs it: hosts whose clocks are further apart lose passes."""
 APP = "llmgw.celery.app"
 """By name: every process may poke, and only few have reason to load Celery before they do."""
 
@@ -24,6 +27,6 @@ def poke() -> None:
 def _enqueue() -> None:
     period_s = settings.LLMGW.nodes.reconcile_s
     try:
-        import_string(APP).send_task(RECONCILE, expires=period_s, ignore_result=True, retry=False)
+        import_string(APP).send_task(RECONCILE, expires=ASKED_FOR_S, ignore_result=True, retry=False)
     except (OperationalError, ChannelError, OSError) as error:
         log.warning("The queue does not take a pass (%s); the next one runs within %g s", error, period_s)

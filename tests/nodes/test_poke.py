@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery import Celery
 from django.conf import settings
 
 from llmgw import config
+from llmgw.celery import app as scheduling
 from llmgw.celery import broker
 from nodes import poke
 from tests.services import free_port, wait_until
@@ -72,3 +74,24 @@ def _pings(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.ConnectionError:
         return False
+
+
+@pytest.mark.django_db
+def test_a_pass_is_run_on_hosts_whose_clock_is_half_a_minute_ahead(
+    monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
+    """A job names the time until which it may be run, by the clock of whoever asks for it."""
+    queue = Celery("skewed", broker="memory://", set_as_current=False)
+    monkeypatch.setitem(globals(), "app", queue)
+    monkeypatch.setattr(poke, "APP", f"{__name__}.app")
+    with django_capture_on_commit_callbacks(execute=True):
+        poke.poke()
+    scheduled = scheduling.conf.beat_schedule["reconcile"]
+    queue.send_task(scheduled["task"], **scheduled["options"])
+    ahead = datetime.now(UTC) + timedelta(seconds=30)
+    with queue.connection_for_read() as link, link.SimpleQueue("celery") as jobs:
+        for _ in range(2):
+            job = jobs.get(block=False)
+            assert job.headers["task"] == poke.RECONCILE
+            assert datetime.fromisoformat(job.headers["expires"]) > ahead
+            job.ack()
