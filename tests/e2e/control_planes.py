@@ -249,9 +249,9 @@ class Fleet:
         self._llmgw(chosen, *ctl, "models", "apply", "-f", str(file))
 
     # --- what is there -------------------------------------------------------------------------------------------
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.postgres) as connection:
-            return connection.execute(query).fetchall()  # type: ignore[arg-type]
+            return connection.execute(query, parameters or None).fetchall()  # type: ignore[arg-type]
 
     def leader(self) -> ControlPlane | None:
         found = self.rows("SELECT holder FROM core_lease WHERE name = 'leader' AND expires_at > now()")

@@ -73,6 +73,25 @@ def test_a_stopped_leader_that_goes_on_later_gives_no_more_orders(two: Fleet) ->
     assert len(two.engines()) == 3
 
 
+def test_nodes_whose_control_plane_stands_still_speak_to_the_other_one(two: Fleet) -> None:
+    """Nothing is closed: their agents must find out by themselves."""
+    engines = two.engines()
+
+    def are_heard_since(then: object) -> bool:
+        return two.rows("SELECT min(last_seen_at) > %s + interval '20 s' FROM nodes_node", then) == [(True,)]
+
+    with two.traffic():
+        for plane in two.planes:
+            web = plane.parts["web"]
+            web.send(signal.SIGSTOP)
+            try:
+                [(stopped_at,)] = two.rows("SELECT now()")
+                wait_until("all nodes are heard", lambda then=stopped_at: are_heard_since(then), WITHIN_S)
+            finally:
+                web.send(signal.SIGCONT)
+    assert two.engines() == engines
+
+
 def test_a_clean_stop_hands_the_lead_over_at_once(two: Fleet) -> None:
     leader, standby = two.led()
     engines = two.engines()
