@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from agent import builds, sources
+from agent import builds, flags, sources
 from agent.engines import ENGINES, ranks
-from agent.engines.base import Engine, is_repository, names_flag
-from agent.engines.llamacpp import CACHE_RAM
+from agent.engines.base import Engine, is_repository
 from agent.host import Host
 from agent.protocol import Gpu, ShardSpec
 
@@ -28,7 +27,7 @@ def refusal(
     return (
         _counts_refusal(spec, engine)
         or _source_refusal(spec, engine)
-        or _args_refusal(spec, engine)
+        or _args_refusal(spec)
         or (None if has_binary else _build_refusal(spec.engine, host))
         or _cards_refusal(spec, engine, host)
         or (_meeting_refusal(spec, engine, host) if spec.nodes > 1 else None)
@@ -60,15 +59,11 @@ def _source_refusal(spec: ShardSpec, engine: Engine) -> str | None:
     return None
 
 
-def _args_refusal(spec: ShardSpec, engine: Engine) -> str | None:
-    for arg in spec.args:
-        flag = arg.partition("=")[0]
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if flag in engine.own_flags:
-            return f"args: {flag} is set by llmgw itself, from the profile's own fields; leave it out."
-    if spec.adapters and spec.engine == "llamacpp" and names_flag(spec.args, *CACHE_RAM):
-        return "args: leave --cache-ram out. llama.cpp's prompt cache does not tell adapters apart, so it stays off."
-    return None
+def _args_refusal(spec: ShardSpec) -> str | None:
+    objection = next(filter(None, (flags.objection(spec.engine, arg) for arg in spec.args)), None)
+    if objection is None and spec.adapters:
+        objection = flags.cache_objection(spec.engine, spec.args)
+    return objection and f"args: {objection}"
 
 
 def _build_refusal(engine: str, host: Host) -> str | None:

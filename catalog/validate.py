@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from agent import flags
 from catalog import names, sources, spec
 from catalog.document import MAX_PROBLEMS
 from catalog.spec import Model, Problem, Profile
@@ -31,10 +32,6 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
 _METRIC = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,199}\Z")
 MAX_METRICS = 8
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-# llmgw writes these itself; --api-key would also put a secret where every process of the machine can read it.
-OWN_FLAGS = frozenset(
-    {"--api-key", "--api-key-file", "--host", "--port", "--model", "--alias", "--served-model-name", "--model-path"}
-)
 
 
 def validate(models: Sequence[Model]) -> tuple[Problem, ...]:
@@ -218,6 +215,9 @@ def _profiles(model: Model) -> Iterator[Problem]:
         for rules in (_engine, _numbers, _homes, _command, _metrics):
             for field, text in rules(profile):
                 yield Problem(model.name, profile.name, field, text)
+        objection = flags.cache_objection(profile.engine, profile.args) if model.adapters else None
+        if objection:
+            yield Problem(model.name, profile.name, "args", objection)
 
 
 def _engine(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -303,9 +303,8 @@ def _command(profile: Profile) -> Iterator[tuple[str, str]]:
         if size > MAX_LIST:
             yield field, f"There are {size}; {MAX_LIST} is the most."
     for arg in profile.args:
-        flag = arg.partition("=")[0]
-        if flag in OWN_FLAGS:
-            yield "args", f"{flag} is set by llmgw itself; remove it."
+        if objection := flags.objection(profile.engine, arg):
+            yield "args", objection
         elif not _storable(arg):
             yield "args", f"{arg[:40]!r} has more than {MAX_TEXT} characters, or one that is not text."
     for name, value in profile.env:

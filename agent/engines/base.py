@@ -62,8 +62,6 @@ class Engine(Protocol):
     """Whether a replica may span nodes, tensor or pipeline ranks."""
     launch_modes: tuple[str, ...]
     """How ranks on several nodes may be started."""
-    own_flags: frozenset[str]
-    """Flags that a profile must not set, because they are said here."""
     repositories: bool
     """Whether it fetches a bare org/name by itself."""
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from agent.engines import ranks
 from agent.engines.base import Command, Launch, names_flag
+from agent.flags import CACHE_RAM
 from agent.host import Host
 from agent.protocol import ShardSpec
 
 CONTEXT_PER_SLOT = 4096
 """Tokens of context that a slot gets when the profile names no --ctx-size, which counts all slots together."""
 MAX_CACHE_RAM_MIB = 2048
-CACHE_RAM = ("--cache-ram", "-cram")
 KEY_VARIABLE = "LLAMA_API_KEY"
 
 
@@ -23,7 +23,6 @@ class LlamaCpp:
     models_path = "/v1/models"
     multi_node = False
     launch_modes: tuple[str, ...] = ("mp",)
-    own_flags: frozenset[str] = frozenset()
     repositories = False
 
     def commands(self, spec: ShardSpec, host: Host, launch: Launch) -> tuple[Command, ...]:

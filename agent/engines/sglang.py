@@ -23,14 +23,6 @@ class SgLang:
     multi_node = True
     launch_modes: tuple[str, ...] = ("mp",)
     repositories = True
-    own_flags = frozenset(
-        {
-            *("--model", "--model-path", "--served-model-name", "--host", "--port", "--api-key", "--config"),
-            *("--tensor-parallel-size", "--tp-size", "--tp", "--pipeline-parallel-size", "--pp-size", "--pp"),
-            *("--data-parallel-size", "--dp-size", "--dp", "--nnodes", "--node-rank"),
-            *("--dist-init-addr", "--nccl-init-addr", "--base-gpu-id", "--enable-lora", "--lora-paths"),
-        }
-    )
 
     def commands(self, spec: ShardSpec, host: Host, launch: Launch) -> tuple[Command, ...]:
         argv = [*launch.build.argv, "-m", "sglang.launch_server", "--model-path", launch.weights]

@@ -30,14 +30,6 @@ class Vllm:
     multi_node = True
     launch_modes: tuple[str, ...] = ("mp", "ray")
     repositories = True
-    own_flags = frozenset(
-        {
-            *("--model", "--served-model-name", "--host", "--port", "--api-key", "--config"),
-            *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"),
-            *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),
-            *("--distributed-executor-backend", "--shutdown-timeout", "--enable-lora", "--lora-modules"),
-        }
-    )
 
     def commands(self, spec: ShardSpec, host: Host, launch: Launch) -> tuple[Command, ...]:
         if spec.nodes == 1:

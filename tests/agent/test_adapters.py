@@ -45,7 +45,7 @@ def test_a_profile_that_turns_the_prompt_cache_on_is_refused_while_there_are_ada
     for args in (("--cache-ram", "512"), ("-cram=512",)):
         assert validate.refusal(spec("/m/a.gguf", args=args), HOST) is None
         refused = validate.refusal(spec("/m/a.gguf", args=args, adapters=RED), HOST)
-        assert str(refused).startswith("args: leave --cache-ram out")
+        assert str(refused).startswith("args: Leave --cache-ram out")
 
 
 def test_an_adapter_that_cannot_be_fetched_is_refused_by_name() -> None:
