@@ -144,7 +144,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             case protocol.Heartbeat():
                 await self._heartbeat(node, message)
             case protocol.ShardStatus():
-                self.told[message.status.replica, message.status.rank] = message.status
+                self._remember(message.status)
                 await self._go_on(
                     await self._act(
                         lambda now: actions.shard_status(
@@ -207,6 +207,12 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         """What an action of the store answers that is given the store's time, off the event loop."""
         at_its_time: Callable[[], Awaitable[Answer]] = database_sync_to_async(lambda: act(self.clock.now()))
         return await at_its_time()
+
+    def _remember(self, state: protocol.ShardState) -> None:
+        """So that a heartbeat with nothing else is no news. What is told of more and more shards is not kept."""
+        if len(self.told) >= protocol.MAX_SHARDS:
+            self.told.clear()
+        self.told[state.replica, state.rank] = state
 
     async def _go_on(self, heard: actions.Heard) -> None:
         match heard:

@@ -13,6 +13,7 @@ from agent import protocol
 
 MAX_LABEL = 63
 MAX_NAME = 120
+MAX_NODE = 128
 MAX_CLASS = 80
 MAX_ERRANDS = 64
 LARGEST = 2**63 - 1
@@ -81,9 +82,9 @@ def _cleaned(part: object) -> object:
 
 
 def _check_register(told: protocol.Register) -> None:
-    for name, limit in (("agent_version", 40), ("machine_id", 64)):
-        if len(getattr(told, name)) > limit:
-            raise Unfit(f"{name} is longer than {limit} characters")
+    for name, limit in (("node", MAX_NODE), ("agent_version", 40), ("machine_id", 64)):
+        if len(getattr(told, name)) > limit or not getattr(told, name).isprintable():
+            raise Unfit(f"{name} is not one line of at most {limit} characters")
     if not _ADDRESS.fullmatch(told.address):
         raise Unfit(f"the address {told.address[:80]!r} is no host name and no IP address")
     _check_count("labels", len(told.labels), protocol.MAX_LABELS)
@@ -155,11 +156,13 @@ def _check_adapters(told: protocol.ShardSpec) -> None:
 
 def _check_states(told: Iterable[protocol.ShardState]) -> None:
     for each in told:
+        if not (1 <= len(each.replica) <= _LENGTHS["replica"] and each.replica.isprintable()):
+            raise Unfit(f"the replica of a state is not one line of 1 to {_LENGTHS['replica']} characters")
         for port in (each.port, each.rendezvous):
             if port is not None and not 1 <= port <= 65535:
-                raise Unfit(f"port {port} of replica {each.replica[:120]} is none")
+                raise Unfit(f"port {port} of replica {each.replica} is none")
         if not (0 <= each.rank <= LARGEST_IN_ROWS and 0 <= (each.pid or 0) <= LARGEST_IN_ROWS):
-            raise Unfit(f"rank or pid of replica {each.replica[:120]} is out of range")
+            raise Unfit(f"rank or pid of replica {each.replica} is out of range")
 
 
 def _check_count(kind: str, count: int, most: int) -> None:

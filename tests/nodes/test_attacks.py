@@ -13,7 +13,7 @@ from django.utils import timezone as clock
 
 from agent import protocol
 from llmgw.core import lease
-from nodes import actions, intake, passes
+from nodes import actions, consumers, intake, passes
 from nodes.models import Command, Node, Replica, Shard
 from nodes.placement import Part
 from nodes.plans import Action, Drain, Plan, Start, Stop
@@ -46,6 +46,19 @@ def test_a_shard_that_no_row_could_hold_is_refused_by_name(shard: dict[str, Any]
         intake.fitted(a_register(shards=(running(**shard),)))
 
 
+@pytest.mark.parametrize("name", ["node", "machine_id", "agent_version"])
+@pytest.mark.parametrize("value", ["x" * 129, "a\n12:00:00 all is well"])
+def test_what_logs_say_of_a_machine_is_one_short_line(name: str, value: str) -> None:
+    with pytest.raises(intake.Unfit, match=f"{name} is not one line of at most"):
+        intake.fitted(a_register(**{name: value}))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 121, "a\n12:00:00 all is well"])
+def test_a_state_names_its_replica_in_one_line(name: str) -> None:
+    with pytest.raises(intake.Unfit, match="the replica of a state is not one line of 1 to 120 characters"):
+        intake.fitted(protocol.ShardStatus(status=protocol.ShardState(replica=name, state="ready")))
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -74,6 +87,14 @@ def test_one_message_is_about_no_more_shards_than_one_transaction_should_hold() 
     ):
         with pytest.raises(intake.Unfit, match="1025 shards are more than 1024"):
             intake.fitted(message)
+
+
+# --- one stream ------------------------------------------------------------------------------------------------------
+def test_a_stream_keeps_no_more_of_what_it_told_than_a_heartbeat_holds() -> None:
+    stream = consumers.AgentStream()
+    for number in range(3 * protocol.MAX_SHARDS):
+        stream._remember(protocol.ShardState(replica=str(number), state="stopped"))
+    assert 1 <= len(stream.told) <= protocol.MAX_SHARDS
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------
