@@ -14,7 +14,7 @@ from llmgw.config import ConfigError, Settings
 
 log = logging.getLogger(__name__)
 
-PARTS = {"serve": "web", "web": "web", "worker": "worker", "beat": "beat"}
+PARTS = {"serve": "web", "web": "web", "worker": "worker", "beat": "beat", "agents": "listener"}
 """What of a control plane each role runs. Gateways are no part of it: of those there may be many."""
 NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|smbfs|ceph|lustre|beegfs|afs|fuse\.(sshfs|glusterfs|s3fs|rclone|davfs)")
 MOUNTS = Path("/proc/self/mountinfo")
