@@ -22,12 +22,15 @@ from tests.bench.load import Load, cpu_us, quantile_ms, rss_kib, run
 from tests.bench.rig import Rig, System, until_answers
 
 ROUNDS = int(os.environ.get("LLMGW_BENCH_ROUNDS", "5"))
-WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw,llmgw-limited,llmgw-large,vllm-router,nginx").split(",")
+WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw-plain,llmgw,llmgw-limited,llmgw-large,vllm-router,nginx").split(
+    ","
+)
 REQUESTS, CLIENTS = 9_600, 32
 STREAMS, TOKENS, DELAY_S = 100, 120, 0.02
 IDLE_S, WRITE_S = 5.0, 1.5
 """How long nothing is asked to see what a system costs by itself; how long it gets to write down what was asked."""
 PAIRS = (
+    ("llmgw-plain", "vllm-router"),
     ("llmgw", "vllm-router"),
     ("llmgw-limited", "vllm-router"),
     ("llmgw", "nginx"),

@@ -24,9 +24,10 @@ PEER = ("sk-bench", "m")
 """What peers, which know no keys, are called with."""
 SEED = "import sys; from tests.bench import rows; rows.main(['seed', *sys.argv[1:]])"
 """For `python -c`, with a port: rows of a key and a model with one endpoint there. Prints the key and the engine's."""
-SMALL = {"keys": 1, "projects": 1, "models": 1, "endpoints": 2, "limited": 0}
-LIMITED = {**SMALL, "limited": 1}
-LARGE = {"keys": 10_000, "projects": 200, "models": 200, "endpoints": 500, "limited": 0}
+PLAIN = {"keys": 1, "projects": 1, "models": 1, "endpoints": 1, "limited": 0}
+SMALL = {**PLAIN, "endpoints": 2, "limited": 1}
+LIMITED = {**SMALL, "limited": 2}
+LARGE = {"keys": 10_000, "projects": 200, "models": 200, "endpoints": 500, "limited": 1}
 SERVE = (
     *("-m", "uvicorn", "llmgw.asgi:application", "--host", "127.0.0.1", "--loop", "uvloop"),
     *("--http", "routing.edge:GatewayProtocol", "--no-proxy-headers", "--no-server-header"),
@@ -94,6 +95,10 @@ def direct(rig: Rig) -> System:
     return System("direct", engine, chats(port))
 
 
+def llmgw_plain(rig: Rig) -> System:
+    return _llmgw(rig, "llmgw-plain", PLAIN)
+
+
 def llmgw(rig: Rig) -> System:
     return _llmgw(rig, "llmgw", SMALL)
 
@@ -107,8 +112,8 @@ def llmgw_large(rig: Rig) -> System:
 
 
 def _llmgw(rig: Rig, name: str, size: dict[str, int]) -> System:
-    """Everything on: key check, budget, admission, scheduling, journal, usage to SQLite, metrics, scraping; where
-    `limited`, six limits of rates and places too."""
+    """Key check, admission, scheduling, journal, usage rows and sums in SQLite, metrics, scraping; and what `size` says
+    of budgets, prices, rates and places."""
     port, (engine_port, engine) = free_port(), rig.engine()
     env = {"LLMGW_DATA_DIR": str(rig.folder / name), "LLMGW_ROLES": "gateway", "LLMGW_LISTEN__PORT": str(port)}
     seeded = _rows(env, "seed", engine_port, *size.values())
@@ -117,7 +122,7 @@ def _llmgw(rig: Rig, name: str, size: dict[str, int]) -> System:
 
     def verify(failed: object, *_: object) -> None:
         if failed is None and system.answered is not None:
-            _rows(env, "verify", system.answered)
+            _rows(env, "verify", system.answered, size["limited"])
 
     rig.stack.push(verify)  # called once the process has ended, with all that it had to write
     process = rig.child([sys.executable, *SERVE, "--port", str(port)], name, **env)
@@ -174,6 +179,7 @@ def nginx(rig: Rig) -> System:
 
 
 SYSTEMS: dict[str, Callable[[Rig], System]] = {
+    "llmgw-plain": llmgw_plain,
     "llmgw": llmgw,
     "llmgw-limited": llmgw_limited,
     "llmgw-large": llmgw_large,

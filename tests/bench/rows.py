@@ -1,8 +1,8 @@
 """The rows that a measured gateway works with, and what must be there after it.
 
 `python -m tests.bench.rows seed PORT [KEYS PROJECTS MODELS ENDPOINTS LIMITED]` prints a key and its engine's key, then,
-where there are more, lines of keys and their models; LIMITED is 1 where keys and projects have rates too. `… verify
-REQUESTS` fails unless each request left all that it should.
+where there are more, lines of keys and their models. LIMITED: 0 nothing, 1 projects have budgets and models prices,
+2 keys and projects have rates too. `… verify REQUESTS LIMITED` fails unless each request left all that it should.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def seed(
     owner = actions.make_operator(username="bench", password="bench", actor=SYSTEM)
     project = actions.make_default_tree(owner=owner, actor=SYSTEM)
     key, secret = actions.make_key(project=project, name="bench", actor=SYSTEM)
-    rates = RATES if limited else {}
-    for subject in (key, project) if limited else ():
+    rates = RATES if limited > 1 else {}
+    for subject in (key, project) if limited > 1 else ():
         actions.set_limits(subject=subject, values=RATES, actor=SYSTEM)
-    actions.make_budget(subject=project, unit="money", amount=BUDGET, period="month", actor=SYSTEM)
     since = datetime(2020, 1, 1, tzinfo=UTC)
-    actions.set_price(model="m", valid_from=since, input=INPUT, output=OUTPUT, actor=SYSTEM)
+    if limited:
+        actions.make_budget(subject=project, unit="money", amount=BUDGET, period="month", actor=SYSTEM)
+        actions.set_price(model="m", valid_from=since, input=INPUT, output=OUTPUT, actor=SYSTEM)
 
     made = [Project(team=project.team, name=f"p{number}", slug=f"p{number}", **rates) for number in range(1, projects)]
     every = [project, *Project.objects.bulk_create(made)]
@@ -79,7 +80,7 @@ def seed(
     return [f"{secret} {engine_key(Secret.named(SECRET_NAME), 'm-1')}", *callers]
 
 
-def verify(requests: int) -> None:
+def verify(requests: int, limited: int = 2) -> None:
     from django.db.models import Count, Sum
 
     from tenants.models import Usage, UsageSlot
@@ -88,7 +89,12 @@ def verify(requests: int) -> None:
     told = Usage.objects.filter(status=200, explained__isnull=False).count()
     slots = UsageSlot.objects.aggregate(count=Sum("requests"), cost=Sum("cost"), failed=Sum("failed"))
     count = slots["count"] - slots["failed"]
-    if not requests == rows["count"] == rows["priced"] == told == count or rows["cost"] != slots["cost"]:
+    expected = requests if limited else 0
+    if (
+        not requests == rows["count"] == count
+        or not expected == rows["priced"] == told
+        or (rows["cost"] or 0) != slots["cost"]
+    ):
         sys.exit(f"{requests} requests were answered; rows {rows}, explained {told}, slots {slots}")
 
 
@@ -98,8 +104,8 @@ def main(words: list[str]) -> None:
     match words:
         case ["seed", *numbers]:
             print("\n".join(seed(*map(int, numbers))))
-        case ["verify", requests]:
-            verify(int(requests))
+        case ["verify", *numbers]:
+            verify(*map(int, numbers))
         case _:
             sys.exit(__doc__)
 
