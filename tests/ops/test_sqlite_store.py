@@ -54,10 +54,11 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path: Path, caplog: p
 
 def test_each_part_of_a_control_plane_may_run_once_and_gateways_as_often_as_wanted(tmp_path: Path) -> None:
     settings = config.Settings(data_dir=tmp_path)
-    with claim(settings, "serve"), claim(settings, "worker"), claim(settings, "beat"):
+    with claim(settings, "serve"), claim(settings, "worker"), claim(settings, "beat"), claim(settings, "agents"):
         with claim(settings, "gateway"), claim(settings, "gateway"):
             pass
-        for role, part in (("web", "web"), ("serve", "web"), ("worker", "worker"), ("beat", "beat")):
+        parts = {"web": "web", "serve": "web", "worker": "worker", "beat": "beat", "agents": "listener"}
+        for role, part in parts.items():
             with pytest.raises(config.ConfigError, match=rf"a {part} runs on it .*PostgreSQL: set store.url"):
                 claim(settings, role).__enter__()
     with claim(settings, "web"):
