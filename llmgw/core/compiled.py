@@ -103,7 +103,7 @@ def lacking(folder: Path = FOLDER, root: Path = ROOT) -> str:
 
 
 def use(folder: Path = FOLDER, root: Path = ROOT) -> None:
-    """From now on import what `folder` has, where that is of use; `state` then says how it stands. Raises ImportError."""
+    """From now on import what `folder` has, where that is of use; `state` says how it stands. Raises ImportError."""
     global state
     asked = os.environ.get(ASKED)
     if asked == "0":

@@ -69,9 +69,8 @@ def test_whatever_stands_in_its_place_the_source_runs(tmp_path_factory: pytest.T
 
 
 def told(program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
 
 def test_who_asks_for_the_source_gets_it() -> None:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.spec import ROUTING_PROFILES
+from catalog.spec import ROUTING_PROFILES, Metrics
 from routing import ejection, mappings
 from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
-from catalog.spec import Metrics
 from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, mapping_for, read
 from routing.scheduling import REMEMBERED_GONE, Chooser, least_loaded, load, saturated, scores
 
