@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from django.db import models
 
 from catalog import spec
@@ -10,7 +13,11 @@ from catalog import spec
 class ModelQuerySet(models.QuerySet["Model"]):
     def snapshot(self) -> tuple[spec.Model, ...]:
         """The whole catalog in its order of declaration. Two queries."""
-        return tuple(row.spec() for row in self.order_by("position", "pk").prefetch_related("profiles"))
+        rows = list(self.order_by("position", "pk"))
+        profiles: dict[int, list[Profile]] = defaultdict(list)
+        for profile in Profile.objects.filter(model__in=rows):
+            profiles[profile.model_id].append(profile)
+        return tuple(row.spec(profiles[row.pk]) for row in rows)
 
 
 class Model(models.Model):
@@ -45,12 +52,14 @@ class Model(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    def spec(self) -> spec.Model:
+    def spec(self, profiles: Iterable[Profile] | None = None) -> spec.Model:
+        """`profiles`: its own, if they have been read already."""
+        own = self.profiles.all() if profiles is None else profiles
         return spec.Model(
             name=self.name,
             aliases=tuple(self.aliases),
             source=self.source,
-            profiles=tuple(profile.spec() for profile in self.profiles.all()),
+            profiles=tuple(profile.spec() for profile in own),
             scaling=spec.Scaling(min=self.scaling_min, max=self.scaling_max, idle_timeout_s=self.idle_timeout_s),
             fallbacks=tuple(self.fallbacks),
             routing_profile=self.routing_profile,
