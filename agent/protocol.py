@@ -32,7 +32,7 @@ STATES: tuple[State, ...] = State.__args__  # type: ignore[attr-defined]
 ENDED: tuple[State, ...] = ("stopped", "failed")
 
 
-class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
+class Struct(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Every message and its parts. The subclasses repeat `frozen` because type checkers read it class by class."""
 
 
