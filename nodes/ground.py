@@ -18,51 +18,68 @@ from nodes.state import Cluster, Node, TurnedDown
 
 @dataclass(slots=True)
 class Answered:
-    """Every node's answer to one ask, in the order of their names: what it could give a shard, or why it cannot."""
+    """What nodes answer to one ask, in the order of their names. `fits`: those that could take a shard."""
 
     at: int = 0
+    by_node: dict[str, Fit | TurnedDown] = field(default_factory=dict)
     fits: dict[str, Fit] = field(default_factory=dict)
-    turned: dict[str, TurnedDown] = field(default_factory=dict)
 
 
 class Answers:
-    """The answers of a fleet, as it is or as it would be without some replicas. `changed`: when any last could."""
+    """The answers of a fleet, as it is or as it would be without some replicas. `changed`: the look at which any last
+    could; `asked`: how many had to be given."""
 
     def __init__(self) -> None:
-        self.turn = self.changed = 0
+        self.changed = self.asked = 0
+        self._look = self._named = 0
         self._nodes: Sequence[Node] = ()
         self._used: Mapping[str, Used] = {}
         self._since: dict[str, tuple[tuple[object, ...], int]] = {}
+        self._since_then: dict[int, Sequence[Node]] = {}
         self._known: dict[Ask, Answered] = {}
 
     def look(self, nodes: Sequence[Node], used: Mapping[str, Used]) -> None:
         """From now on these are asked. What was not asked since the last look is forgotten."""
-        self._known = {ask: known for ask, known in self._known.items() if known.at == self.turn}
-        self.turn += 1
+        self._known = {ask: known for ask, known in self._known.items() if known.at == self._look}
+        self._look += 1
         before, self._since = self._since, {}
         for node in nodes:
             now = situation(node, used.get(node.name, NOTHING))
             was = before.get(node.name)
-            self._since[node.name] = was if was and was[0] == now else (now, self.turn)
-        same = self._since.keys() == before.keys() and all(since < self.turn for _, since in self._since.values())
-        if not same:
-            self.changed = self.turn
+            self._since[node.name] = was if was and was[0] == now else (now, self._look)
+        if self._since.keys() != before.keys():
+            self._named = self.changed = self._look
+        elif any(since == self._look for _, since in self._since.values()):
+            self.changed = self._look
         self._nodes, self._used = nodes, used
+        self._since_then = {}
 
     def to(self, ask: Ask) -> Answered:
         known = self._known.setdefault(ask, Answered())
-        if known.at < self.changed:
-            before: dict[str, Fit | TurnedDown] = {**known.fits, **known.turned}
-            answers = {
+        if known.at < self._named:
+            before = known.by_node
+            known.by_node = {
                 node.name: self._ask(node, ask) if self._since[node.name][1] > known.at else before[node.name]
                 for node in self._nodes
             }
-            known.fits = {name: answer for name, answer in answers.items() if isinstance(answer, Fit)}
-            known.turned = {name: answer for name, answer in answers.items() if isinstance(answer, TurnedDown)}
-        known.at = self.turn
+            known.fits = {name: answer for name, answer in known.by_node.items() if isinstance(answer, Fit)}
+        elif known.at < self.changed:
+            for node in self._news(known.at):
+                known.by_node[node.name] = answer = self._ask(node, ask)
+                known.fits.pop(node.name, None)
+                if isinstance(answer, Fit):
+                    known.fits[node.name] = answer
+        known.at = self._look
         return known
 
+    def _news(self, at: int) -> Sequence[Node]:
+        """Nodes that something has happened to since that look."""
+        if at not in self._since_then:
+            self._since_then[at] = [node for node in self._nodes if self._since[node.name][1] > at]
+        return self._since_then[at]
+
     def _ask(self, node: Node, ask: Ask) -> Fit | TurnedDown:
+        self.asked += 1
         answer = consider(node, ask, self._used.get(node.name, NOTHING))
         return TurnedDown(node.name, ask.profile, answer) if isinstance(answer, str) else answer
 
@@ -88,8 +105,8 @@ class Ground:
     def fits(self, ask: Ask) -> Mapping[str, Fit]:
         return self._answers.to(ask).fits
 
-    def turned(self, ask: Ask) -> Mapping[str, TurnedDown]:
-        return self._answers.to(ask).turned
+    def answers(self, ask: Ask) -> Mapping[str, Fit | TurnedDown]:
+        return self._answers.to(ask).by_node
 
     @property
     def quotas(self) -> Mapping[str, Mapping[str, int]]:

@@ -91,13 +91,12 @@ def refusals(model: spec.Model, profile: spec.Profile, ground: Ground, shut: Shu
             TurnedDown(name, profile.name, own.get(name, general), anywhere=bool(name) and name not in own)
             for name in names
         ]
-    turned, fits = ground.turned(ask), ground.fits(ask)
-    if not shut and not fits:
-        return tuple(turned.values())
+    answers, fits = ground.answers(ask), ground.fits(ask)
     others = [fit for name, fit in fits.items() if name not in shut]
     sizes = _sizes(others)
     why = {**{fit.node.name: _alone(fit.node, sizes, ask) for fit in others}, **shut}
-    return [TurnedDown(name, profile.name, why[name]) if name in why else turned[name] for name in names]
+    told = {**answers, **{name: TurnedDown(name, profile.name, why[name]) for name in why.keys() & answers.keys()}}
+    return [answer for answer in told.values() if isinstance(answer, TurnedDown)]
 
 
 def by_priority(profiles: Sequence[spec.Profile]) -> list[spec.Profile]:

@@ -82,3 +82,5 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     reasons: tuple[tuple[str, tuple[TurnedDown, ...]], ...] = ()
+    unfinished: bool = False
+    """Whether models were left for the next pass, which is to follow at once."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from nodes.state import TurnedDown
 
-FRESH = 24
+FRESH = 16
 """Models whose reasons are put into lines at a time."""
 NAMED = 8
 """Nodes that a line names before it only counts them."""

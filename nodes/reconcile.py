@@ -48,9 +48,9 @@ def plan(cluster: Cluster, now: datetime, memory: Memory | None = None) -> Plan:
     joins = _joins(live, {action.replica for action in retired}, view)
     backoffs = back_off(view, (each for fate in fates for each in fate if isinstance(each, Failed)))
     ending = {action.replica for action in (*ended, *retired)}
-    placed, reasons = _one_placement(demands, view, backoffs, ending, memory or Memory())
+    placed, reasons, unfinished = _one_placement(demands, view, backoffs, ending, memory or Memory())
     recovered = recoveries(view, backoffs)
-    return Plan((*expired, *ended, *retired, *joins, *backoffs, *placed, *recovered), reasons)
+    return Plan((*expired, *ended, *retired, *joins, *backoffs, *placed, *recovered), reasons, unfinished)
 
 
 def _fate(replica: Replica, view: View) -> tuple[Stop | Drain | Forget | Failed, ...]:
@@ -164,18 +164,20 @@ Reasons = tuple[tuple[str, tuple[TurnedDown, ...]], ...]
 
 def _one_placement(
     demands: Sequence[Demand], view: View, failed: Sequence[BackOff], ending: Set[str], memory: Memory
-) -> tuple[tuple[Action, ...], Reasons]:
+) -> tuple[tuple[Action, ...], Reasons, bool]:
     """At most one new replica: first for models that run short, the higher class first, then those with the fewest."""
     reasons: list[tuple[str, tuple[TurnedDown, ...]]] = []
     reasons += [(each.model.name, ()) for each in demands if not each.wants_one]
     wanting = sorted((each for each in demands if each.wants_one), key=_urgency)
     if not view.settled or not wanting:
-        return (), tuple(reasons)
+        return (), tuple(reasons), False
     scene = Scene(view, failed, ending, memory)
     for each in wanting:
+        if scene.is_long:
+            return (), tuple(reasons), True
         found, room = find(each.model, scene)
         if isinstance(found, Placed):
-            return (_start(each.model, found, view),), (*reasons, (each.model.name, ()))
+            return (_start(each.model, found, view),), (*reasons, (each.model.name, ())), False
         reasons.append((each.model.name, found.reasons))
         step = None if room else _swap(each, scene)
         if each.short and not room and not step:
@@ -184,8 +186,8 @@ def _one_placement(
             step = room.action
             scene.keep(room.nodes, each.model)
         if step:
-            return (step,), tuple(reasons)
-    return (), tuple(reasons)
+            return (step,), tuple(reasons), False
+    return (), tuple(reasons), False
 
 
 def _urgency(each: Demand) -> tuple[bool, int, int, str]:

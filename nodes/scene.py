@@ -20,6 +20,8 @@ from nodes.state import Replica
 
 RESIDENT = timedelta(minutes=3)
 """How long after becoming ready an on-demand replica makes way for no other."""
+ASKED = 10_000
+"""Questions to nodes after which a pass looks at no further model; the next one knows the answers and goes on."""
 LOOKS = 4
 """Models that room is looked for in one pass, when what is remembered says that there might be some."""
 
@@ -62,7 +64,13 @@ class Scene:
         self.looks = 0
         self._lower: dict[int, Lower] = {}
         self._holds = {wary: holds(view, failed, wary=wary) for wary in (False, True)}
+        self._asked_before = sum(each.asked for each in memory.answers.values())
         self.ground = Ground(view.cluster, memory.answers[""])
+
+    @property
+    def is_long(self) -> bool:
+        """Whether this pass has asked as much as one may."""
+        return sum(each.asked for each in self.memory.answers.values()) - self._asked_before >= ASKED
 
     # --- where a model may go ----------------------------------------------------------------------------------------
     def shut(self, model: spec.Model, profile: spec.Profile, *, wary: bool = False) -> Shut:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Literal
 
+import msgspec
+
 from agent.protocol import ENDED, Build, Fabric, Gpu, Progress, State
 from catalog import spec
 
@@ -147,9 +149,11 @@ class Backoff:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnedDown:
-    """Why a node did not get a replica under a profile. `node` is empty when there is no node at all."""
+class TurnedDown(msgspec.Struct, frozen=True, gc=False):
+    """Why a node did not get a replica under a profile. `node` is empty when there is no node at all.
+
+    There may be a million of them, which the garbage collector is not to walk through: hence a struct.
+    """
 
     node: str
     profile: str

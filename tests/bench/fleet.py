@@ -1,7 +1,8 @@
 """A fleet in a store of its own, for `make bench BENCH=reconcile`, and what a pass over it costs in this process.
 
 `python -m tests.bench.fleet seed NODES TOKENS` writes rows, and join tokens into the folder TOKENS.
-`python -m tests.bench.fleet measure` prints a pass's and a placement's CPU, the queries of a pass, and memory, as JSON.
+`python -m tests.bench.fleet measure` prints a pass's and a placement's CPU, the queries of a pass, and memory, as JSON;
+then the same with hundreds of models that find no place, fail, or would preempt others.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import json
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -26,8 +28,12 @@ from tests.bench.load import rss_kib
 CARDS, REPLICAS = 8, 2
 """Of a node; the replicas share the cards."""
 COPIES = 10
-"""Replicas of a model."""
+"""Replicas of a model, each on another node. Every second model is of the highest capacity class."""
 ROUNDS = 7
+UNPLACED, FAILING, PREEMPTING, NEWS = 300, 100, 50, 20
+"""Models without a place, each asking for something else; models whose starts fail; models that look at others'
+places and may not have them; and nodes on which something changes before a pass."""
+MOST_PASSES = 100
 CLASS = "h100-80g"
 
 
@@ -71,8 +77,8 @@ def shards(number: int, digest: str) -> tuple[protocol.Running, ...]:
     """What runs on the node, as its agent tells it."""
     found = []
     for place in range(REPLICAS):
-        each = number * REPLICAS + place
-        model, replica = f"m{each // COPIES}", f"m{each // COPIES}-{each}"
+        model = model_name(number, place)
+        replica = f"{model}-{number}"
         share = CARDS // REPLICAS
         spec = protocol.ShardSpec(
             replica=replica,
@@ -89,6 +95,11 @@ def shards(number: int, digest: str) -> tuple[protocol.Running, ...]:
     return tuple(found)
 
 
+def model_name(number: int, place: int) -> str:
+    """Which model runs in a place of a node."""
+    return f"m{number // COPIES * REPLICAS + place}"
+
+
 def seed(nodes: int, tokens: Path) -> None:
     from django.core.management import call_command
 
@@ -101,16 +112,17 @@ def seed(nodes: int, tokens: Path) -> None:
     from tenants.keys import new_secret
 
     now = timezone.now()
-    count = -(-nodes * REPLICAS // COPIES)
+    copies = Counter(model_name(number, place) for number in range(nodes) for place in range(REPLICAS))
     models = [
-        Model(name=f"m{each}", source="/weights/m", scaling_min=COPIES, scaling_max=COPIES) for each in range(count)
+        Model(name=name, source="/weights/m", scaling_min=most, scaling_max=most) for name, most in copies.items()
     ]
-    # The last one's copies may be fewer, and all are there.
-    models[-1].scaling_min = nodes * REPLICAS - (count - 1) * COPIES
     share = CARDS // REPLICAS
     profile = {"name": "gpu", "engine": "vllm", "gpu_class": CLASS, "tp": share, "gpus_per_node": share}
     Model.objects.bulk_create(models)
-    Profile.objects.bulk_create(Profile(model=model, **profile) for model in Model.objects.all())
+    Profile.objects.bulk_create(
+        Profile(model=model, capacity_class=("standard", "guaranteed")[number % REPLICAS], **profile)
+        for number, model in enumerate(Model.objects.all())
+    )
     one = Model.objects.snapshot()[0]
     digest = profile_digest(one, one.profiles[0])
     rows, replicas, parts = [], [], []
@@ -188,21 +200,114 @@ def measure() -> dict[str, Any]:
     if not isinstance(place(model, model.profiles, room), Placed):
         raise SystemExit("nothing was placed: its figure would mean nothing")
     place_ms = _median_ms(lambda: place(model, model.profiles, room))
+    rss_mib = rss_kib(os.getpid()) // 1024
     return {
         "pass_cpu_ms": pass_ms,
         "placement_cpu_ms": place_ms,
         "queries": len(queries),
-        "rss_mib": rss_kib(os.getpid()) // 1024,
+        "rss_mib": rss_mib,
+        **_crowd(now),
     }
 
 
+def _crowd(now: datetime) -> dict[str, Any]:
+    """The same fleet, with models that it has no place for."""
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    from nodes import passes
+    from nodes.models import ModelStatus, Node
+
+    wanting = [*_unplaced(), *_preempting()]
+    took = [_cpu_ms(lambda: passes.run_pass(now))]
+    while ModelStatus.objects.exclude(reasons=[]).count() < len(wanting):
+        if len(took) > MOST_PASSES:
+            raise SystemExit("some models were not told why they find no place: the figures would mean nothing")
+        took.append(_cpu_ms(lambda: passes.run_pass(now)))
+    _failing(now)
+    for _ in range(MOST_PASSES):
+        before = list(ModelStatus.objects.order_by("model").values_list("model", "reasons_at"))
+        took.append(_cpu_ms(lambda: passes.run_pass(now)))
+        if before == list(ModelStatus.objects.order_by("model").values_list("model", "reasons_at")):
+            break
+    with CaptureQueriesContext(connection) as queries:
+        if passes.run_pass(now):
+            raise SystemExit("a pass did something for models without a place: its figures would mean nothing")
+    crowded_ms = _median_ms(lambda: passes.run_pass(now))
+    news = []
+    for turn in range(ROUNDS):
+        names = [node_name(number) for number in range(turn, Node.objects.count(), Node.objects.count() // NEWS or 1)]
+        Node.objects.filter(name__in=names).update(reserved_cores=turn + 1)
+        news.append(_cpu_ms(lambda: passes.run_pass(now)))
+    return {
+        "crowded_first_cpu_ms": took[0],
+        "crowded_worst_cpu_ms": max(took[1:]),
+        "crowded_cpu_ms": crowded_ms,
+        "crowded_news_cpu_ms": statistics.median(news),
+        "crowded_queries": len(queries),
+        "crowded_rss_mib": rss_kib(os.getpid()) // 1024,
+    }
+
+
+def _unplaced() -> list[str]:
+    """A third asks for cards that nobody has, the others for cards that are all held; no two for the same."""
+    kinds = [
+        {
+            "gpu_class": "b300-288g" if number % 3 == 0 else CLASS,
+            "gpus_per_node": number % 8 + 1,
+            "nodes": 1 + number % 2,
+        }
+        for number in range(UNPLACED)
+    ]
+    return _models("unplaced", [kind | {"reserved_cores": 1 + number} for number, kind in enumerate(kinds)])
+
+
+def _preempting() -> list[str]:
+    """They ask for whole nodes, half of which others of their own class hold: looked at, and never to be had."""
+    asked = {"gpu_class": CLASS, "gpus_per_node": CARDS, "capacity_class": "guaranteed"}
+    return _models("preempting", [asked | {"reserved_cores": 1 + number} for number in range(PREEMPTING)])
+
+
+def _failing(now: datetime) -> None:
+    """Half wait everywhere, half on one node, and find no place on the others."""
+    from catalog.models import Model
+    from nodes.models import Backoff
+    from nodes.state import profile_digest
+
+    asked = {"gpu_class": CLASS, "gpus_per_node": 1}
+    _models("failing", [asked | {"reserved_cores": 1 + number} for number in range(FAILING)])
+    digests = {model.name: profile_digest(model, model.profiles[0]) for model in Model.objects.snapshot()}
+    waits = {"failures": 5, "next_try_at": now + timedelta(hours=1), "reason": "out of memory"}
+    Backoff.objects.bulk_create(
+        Backoff(
+            model=name, profile="gpu", node=node_name(0) if number % 2 else "", profile_digest=digests[name], **waits
+        )
+        for number, name in enumerate(f"failing{number}" for number in range(FAILING))
+    )
+
+
+def _models(kind: str, profiles: list[dict[str, Any]]) -> list[str]:
+    from catalog.models import Model, Profile
+
+    names = [f"{kind}{number}" for number in range(len(profiles))]
+    made = Model.objects.bulk_create(
+        Model(name=name, source="/weights/m", scaling_min=1, scaling_max=1) for name in names
+    )
+    Profile.objects.bulk_create(
+        Profile(model=model, name="gpu", engine="vllm", **profile)
+        for model, profile in zip(made, profiles, strict=True)
+    )
+    return names
+
+
 def _median_ms(work: Callable[[], object]) -> float:
-    took = []
-    for _ in range(ROUNDS):
-        before = process_time()
-        work()
-        took.append((process_time() - before) * 1000)
-    return round(statistics.median(took), 2)
+    return statistics.median(_cpu_ms(work) for _ in range(ROUNDS))
+
+
+def _cpu_ms(work: Callable[[], object]) -> float:
+    before = process_time()
+    work()
+    return round((process_time() - before) * 1000, 2)
 
 
 def main(words: list[str]) -> None:
