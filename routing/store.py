@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import msgspec
 from django.db import DataError, IntegrityError, connection, connections, transaction
-from django.utils import timezone
 
 from catalog.models import Model
+from llmgw.core.clock import Clock
 from llmgw.core.models import Revision, Secret
+from llmgw.core.store_clock import STORE_CLOCK
 from nodes.actions import note_demand
 from nodes.engine_keys import SECRET_NAME
 from nodes.models import Backoff, Replica, ReplicaLoad
@@ -68,6 +69,11 @@ class Store(Protocol):
 
 
 class DjangoStore:
+    """`clock` dates what all gateways compare: the store's own time, so that one whose clock is off harms no other."""
+
+    def __init__(self, clock: Clock = STORE_CLOCK) -> None:
+        self.clock = clock
+
     def revision(self) -> int:
         _reconnect()
         return Revision.current()
@@ -97,7 +103,7 @@ class DjangoStore:
     def save_demand(self, models: Sequence[str], cold: bool) -> None:
         """On-demand models that are asked for; `cold`: one of them has no replica yet."""
         _reconnect()
-        note_demand(models, cold=cold, now=timezone.now())
+        note_demand(models, cold=cold, now=self.clock.now())
 
     def save_usage(self, records: Sequence[Record]) -> None:
         _reconnect()
@@ -117,7 +123,7 @@ class DjangoStore:
 
     def save_loads(self, gateway: str, rows: Sequence[LoadRow]) -> None:
         _reconnect()
-        now = timezone.now()
+        now = self.clock.now()
         ReplicaLoad.objects.bulk_create(
             [
                 ReplicaLoad(

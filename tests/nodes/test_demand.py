@@ -56,7 +56,7 @@ def test_demand_of_nobody_and_of_a_model_that_is_gone_is_harmless(world: World) 
 
 
 def test_gateways_tell_it_through_the_store() -> None:
-    before = timezone.now()
+    before = timezone.now() - timedelta(seconds=5)  # by the store's clock, which rounds
     DjangoStore().save_demand(["a", "b"], True)
     assert all(at is not None and at >= before for at in ModelStatus.objects.values_list("demand_at", flat=True))
     assert ModelStatus.objects.count() == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -12,7 +12,8 @@ from django.utils import timezone
 
 from catalog.models import Model
 from llmgw.core.models import Revision
-from nodes.models import Node, NodeState, Replica, ReplicaLoad, Shard
+from llmgw.core.store_clock import STORE_CLOCK
+from nodes.models import ModelStatus, Node, NodeState, Replica, ReplicaLoad, Shard
 from routing.store import AT_ONCE, DjangoStore, LoadRow
 from routing.table import EMPTY, build
 from tenants.actions import make_default_tree, make_key, make_operator, revoke_key
@@ -115,6 +116,27 @@ def test_load_rows_are_replaced_forgotten_and_cleared_after_gateways_that_died()
     assert ReplicaLoad.objects.count() == 2
     store.forget_loads("g")
     assert not ReplicaLoad.objects.exists()
+
+
+class Clock:
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def test_load_and_demand_are_dated_by_the_stores_clock_whatever_the_hosts_own() -> None:
+    at = timezone.now() - timedelta(days=1)
+    store = DjangoStore(Clock(at))
+    store.save_loads("g", [LoadRow("m-1", 1, 2, 3, 0.5)])
+    store.save_demand(["a"], False)
+    assert ReplicaLoad.objects.get().at == at
+    assert ModelStatus.objects.get(model="a").demand_at == at
+    assert DjangoStore().clock is STORE_CLOCK
 
 
 @pytest.mark.django_db(transaction=True)
