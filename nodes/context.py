@@ -6,12 +6,13 @@ from typing import Any
 
 from django.db.models import Count, QuerySet, Value
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 from catalog.models import Model
 from nodes.models import Node, Replica
-from nodes.snapshot import current_summary
-from nodes.totals import QuotaLine
+from nodes.snapshot import take
+from nodes.totals import QuotaLine, quotas
 from tenants.models import User
 
 
@@ -27,7 +28,7 @@ def card_quotas(request: HttpRequest) -> dict[str, object]:
 
 def _card_quotas() -> dict[str, list[QuotaLine]]:
     found: dict[str, list[QuotaLine]] = {}
-    for line in current_summary().quotas:
+    for line in quotas(take(timezone.now())):
         found.setdefault(line.team, []).append(line)
     return found
 

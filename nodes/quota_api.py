@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.urls import path
+from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.exceptions import PermissionDenied
@@ -12,8 +13,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from nodes.poke import poke
-from nodes.snapshot import current_summary
-from nodes.totals import QuotaLine
+from nodes.snapshot import take
+from nodes.totals import QuotaLine, quotas
 from tenants import actions, limits
 from tenants.api_rules import Refused, actor, one, page_size, paged, person, word
 from tenants.api_views import ApiView
@@ -67,7 +68,7 @@ class Quotas(ApiView):
         wanted, after, size = word(request, "team"), word(request, "after"), page_size(request)
         rows = Team.objects.visible_to(person(request)).order_by("pk")
         teams = {team.slug: team for team in rows if not wanted or team.slug == wanted}
-        lines = [line for line in current_summary().quotas if line.team in teams] if teams else []
+        lines = [line for line in quotas(take(timezone.now())) if line.team in teams] if teams else []
         rest = [line for line in lines if _place(line) > after]
         found = [_told(teams[line.team], line) for line in rest[:size]]
         return paged(found, _place(rest[size - 1]) if len(rest) > size else None)
@@ -112,7 +113,7 @@ class Quota(ApiView):
     def _answer(self, team: Team, gpu_class: str, changed: bool) -> Response:
         if changed:
             poke()
-        lines = (line for line in current_summary().quotas if (line.team, line.gpu_class) == (team.slug, gpu_class))
+        lines = (line for line in quotas(take(timezone.now())) if (line.team, line.gpu_class) == (team.slug, gpu_class))
         return Response(_told(team, next(lines, QuotaLine(team.slug, gpu_class, None, 0, (), ""))))
 
 

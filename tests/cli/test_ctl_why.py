@@ -43,7 +43,10 @@ NODE: dict[str, Any] = {
     "disk_free_bytes": None,
     "engines": [],
     "gpus": 8,
+    "gpus_used": 5,
+    "gpus_free": 2,
     "gpus_faulty": 1,
+    "gpus_note": "card 3: ECC",
     "files": 0,
 }
 REPLICA: dict[str, Any] = {
@@ -108,7 +111,7 @@ def test_lists_print_unknown_as_unknown_and_reasons_below(capsys: pytest.Capture
     ctl_show.nodes([NODE], now)
     ctl_show.models([MODEL], now)
     out = capsys.readouterr().out
-    assert "8 (1 faulty)" in out
+    assert "8: 5 used, 2 free, 1 faulty" in out
     assert "1.5 of –" in out
     assert "  m: box: needs h100-80g, has none" in out
 

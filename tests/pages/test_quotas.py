@@ -100,7 +100,7 @@ def test_the_teams_page_takes_the_same_queries_however_many_cards_are_held(
     for number in range(count):
         CapacityQuota.objects.create(team=team, gpu_class=f"c{number}-8g", cards=1)
     root.get("/account/")
-    with django_assert_num_queries(20):
+    with django_assert_num_queries(19):
         text_of(root, f"/limits/team/{team.pk}/")
 
 
