@@ -229,6 +229,8 @@ class ShardSpec(Struct, frozen=True, kw_only=True):
     """`host:port` where the leader awaits this rank; empty for the leader itself, and on one node."""
     made_at: datetime | None = None
     """When the replica was made, by the control plane's clock, so that a store that forgot knows its age."""
+    seal: str = ""
+    """Added when the command is sent: proves to a store that forgot that this node was told to run this shard."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):

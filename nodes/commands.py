@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 from agent import protocol
 from llmgw.core import doorbell, traces
 from llmgw.core.models import Secret
-from nodes.engine_keys import SECRET_NAME, engine_key
+from nodes.engine_keys import SECRET_NAME, engine_key, seal
 from nodes.models import Command
 
 RESEND_AFTER = timedelta(seconds=10)
@@ -38,7 +38,9 @@ def take_due(*, node: str, connection: str, now: datetime) -> tuple[protocol.Com
     due = list(waiting.filter(Q(sent_at=None) | Q(sent_at__lte=now - RESEND_AFTER)).order_by("pk")[:BATCH])
     if due:
         Command.objects.filter(pk__in=[row.pk for row in due]).update(sent_at=now)
-    return tuple(protocol.Command(id=row.pk, body=_with_key(row.body), traceparent=row.traceparent) for row in due)
+    return tuple(
+        protocol.Command(id=row.pk, body=_with_secrets(row.body, node), traceparent=row.traceparent) for row in due
+    )
 
 
 def nodes_with_due(now: datetime) -> tuple[str, ...]:
@@ -48,12 +50,14 @@ def nodes_with_due(now: datetime) -> tuple[str, ...]:
     return tuple(due.order_by("node").values_list("node", flat=True).distinct())
 
 
-def _with_key(stored: object) -> protocol.Body:
-    """The body with the engine's key in it, which is never stored."""
+def _with_secrets(stored: object, node: str) -> protocol.Body:
+    """The body with the engine's key and the shard's seal in it, which are never stored."""
     body: protocol.Body = msgspec.convert(stored, protocol.Body)  # type: ignore[call-overload]
     match body:
         case protocol.StartShard():
-            return msgspec.structs.replace(body, engine_key=engine_key(Secret.named(SECRET_NAME), body.spec.replica))
+            secret = Secret.named(SECRET_NAME)
+            sealed = msgspec.structs.replace(body.spec, seal=seal(secret, node, body.spec))
+            return protocol.StartShard(spec=sealed, engine_key=engine_key(secret, body.spec.replica))
         case protocol.StopShard() | protocol.Fetch() | protocol.InstallEngine():
             return body
         case _:
@@ -92,6 +96,11 @@ def _about(body: protocol.Body) -> tuple[str, int]:
 
 def unanswered(replica: str, kind: str) -> QuerySet[Command]:
     return Command.objects.filter(replica=replica, acknowledged_at=None, body__type=kind)
+
+
+def are_many(node: str) -> bool:
+    """So many wait for the node's answer that it is asked for nothing more that it could bring about itself."""
+    return Command.objects.filter(node=node, acknowledged_at=None).count() >= protocol.MAX_SHARDS
 
 
 def withdraw_starts(replica: str) -> bool:

@@ -13,7 +13,9 @@ from django.db.models import Q
 from agent import protocol
 from catalog.models import Profile
 from llmgw.core import doorbell
+from llmgw.core.models import Secret
 from nodes import commands, timeline
+from nodes.engine_keys import SECRET_NAME, is_sealed
 from nodes.models import Event, Node, Replica, Shard, Wanted
 from nodes.poke import poke
 from nodes.state import replica_state
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 OVER = (*protocol.ENDED, "stopping")
 """States of a shard that nobody needs to know again."""
+NAMED = 4
+"""How many replicas a line of the timeline names."""
 NOTED_EVERY = timedelta(minutes=10)
 """How often the timeline says of a node and a replica that the one reports what is not its own."""
 
@@ -78,7 +82,9 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
     """A register is the whole truth about its node: rows that we lack are made, rows of what is gone are ended.
 
     Rows are made for replicas that the store does not know, and for no others: a node adds nothing to those of others.
+    And only for shards whose seal shows that this node was told to run them.
     """
+    unasked: list[str] = []
     running = tuple(running)
     told: set[tuple[str, int]] = set()
     adopted: set[str] = set()
@@ -88,13 +94,20 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
         told.add((spec.replica, spec.rank))
         shard = Shard.objects.filter(replica=spec.replica, rank=spec.rank, node=node).select_related("replica").first()
         if shard is None and status.state not in OVER:
-            shard = _adopt(node, spec, now, adopted)
+            if is_sealed(Secret.named(SECRET_NAME), node, spec):
+                shard = _adopt(node, spec, now, adopted)
+            elif not Replica.objects.filter(pk=spec.replica).exists():
+                unasked.append(spec.replica)
+                _tell_to_stop(node, spec.replica, spec.rank, now)
+                continue
         if shard and status.state not in OVER and shard.replica.wanted == Wanted.STOP:
             _stop_again(node, shard.replica, spec.rank, now)
         observe(node, status, "", now)
     for shard in Shard.objects.filter(node=node).select_related("replica"):
         if (shard.replica_id, shard.rank) not in told:
             _gone(node, shard, now)
+    if unasked:
+        _disown(node, unasked, now)
 
 
 def take_in_order(which: Q) -> None:
@@ -161,7 +174,7 @@ def _stop_again(node: str, replica: Replica, rank: int, now: datetime) -> None:
 
 def _tell_to_stop(node: str, replica: str, rank: int, now: datetime) -> bool:
     """False when the agent is being told already."""
-    if commands.unanswered(replica, "stop_shard").filter(node=node).exists():
+    if commands.unanswered(replica, "stop_shard").filter(node=node).exists() or commands.are_many(node):
         return False
     commands.store(node=node, body=protocol.StopShard(replica=replica, rank=rank), now=now)
     return True
@@ -182,6 +195,14 @@ def _refuse(node: str, model: str, status: protocol.ShardState, now: datetime) -
     if status.state not in OVER:
         text += ", and told to stop it"
     timeline.note("refused", text, at=now, model=model, replica=status.replica, node=node)
+
+
+def _disown(node: str, replicas: list[str], now: datetime) -> None:
+    if Event.objects.filter(kind="refused", node=node, replica="", at__gt=now - NOTED_EVERY).exists():
+        return
+    more = f" and {len(replicas) - NAMED} more" if len(replicas) > NAMED else ""
+    text = f"node {node} says that it runs {', '.join(replicas[:NAMED])}{more}, which no control plane of this store"
+    timeline.note("refused", f"{text} told it to; it is told to stop", at=now, node=node)
 
 
 def _gone(node: str, shard: Shard, now: datetime) -> None:

@@ -11,6 +11,8 @@ from django.utils import timezone
 
 import catalog.models
 from agent import protocol
+from llmgw.core.models import Secret
+from nodes.engine_keys import SECRET_NAME, seal
 from nodes.models import Node, Replica, Shard
 from tenants.keys import new_secret
 from tenants.models import Key, Membership, Organisation, Project, Role, Team, User
@@ -120,3 +122,8 @@ def make_replica(
     )
     Shard.objects.create(replica=row, node=node or make_node(), state=state, port=port, pid=4242, cores=4)
     return row
+
+
+def sealed(node: str, spec: protocol.ShardSpec) -> protocol.ShardSpec:
+    """As the node was told it."""
+    return msgspec.structs.replace(spec, seal=seal(Secret.named(SECRET_NAME), node, spec))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from celery import Celery
 from django.db import OperationalError
@@ -17,7 +18,7 @@ from nodes.engine_keys import SECRET_NAME, engine_key
 from nodes.models import Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tenants.models import AuditEntry
-from tests.factories import make_model, make_node, make_replica
+from tests.factories import make_model, make_node, make_replica, sealed
 
 pytestmark = pytest.mark.django_db
 
@@ -222,8 +223,11 @@ def test_a_refused_report_is_said_in_words() -> None:
 
 def test_a_node_brings_all_ranks_of_a_replica_that_nobody_knows() -> None:
     node = make_node("one")
-    register(node, running("r"), running("r", rank=1), running("r", rank=1))
-    register(node, running("r"), running("r", rank=1))
+    ranks = [
+        msgspec.structs.replace(each, spec=sealed("one", each.spec)) for each in (running("r"), running("r", rank=1))
+    ]
+    register(node, *ranks, ranks[1])
+    register(node, *ranks)
     assert list(Shard.objects.order_by("rank").values_list("rank", "node", "state")) == [
         (0, "one", "ready"),
         (1, "one", "ready"),

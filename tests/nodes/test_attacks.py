@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone as clock
@@ -14,11 +15,11 @@ from django.utils import timezone as clock
 from agent import protocol
 from llmgw.core import lease
 from nodes import actions, consumers, intake, passes
-from nodes.models import Command, Node, Replica, Shard
+from nodes.models import Command, Event, Node, Replica, Shard
 from nodes.placement import Part
 from nodes.plans import Action, Drain, Plan, Start, Stop
 from tenants.audit import SYSTEM
-from tests.factories import inventory, make_model, make_node, make_replica
+from tests.factories import inventory, make_model, make_node, make_replica, sealed
 from tests.nodes.test_intake import running
 from tests.nodes.test_stream import a_register
 from tests.services import wait_until
@@ -95,6 +96,60 @@ def test_a_stream_keeps_no_more_of_what_it_told_than_a_heartbeat_holds() -> None
     for number in range(3 * protocol.MAX_SHARDS):
         stream._remember(protocol.ShardState(replica=str(number), state="stopped"))
     assert 1 <= len(stream.told) <= protocol.MAX_SHARDS
+
+
+# --- replicas that nobody asked for ----------------------------------------------------------------------------------
+def invented(replica: str, **fields: Any) -> protocol.Running:
+    spec = protocol.ShardSpec(
+        replica=replica, model="smollm2", profile="cpu", profile_digest="d" * 64, engine="llamacpp", source="/x"
+    )
+    status = protocol.ShardState(replica=replica, state="ready", port=9000)
+    return protocol.Running(spec=msgspec.structs.replace(spec, **fields), status=status)
+
+
+@pytest.mark.django_db
+def test_a_node_cannot_invent_replicas_that_would_take_the_place_of_those_that_serve() -> None:
+    make_model("smollm2")
+    real = make_replica("real", node=a_node("one"))
+    a_node("two")
+    names = [f"invented{number}" for number in range(6)]
+    for _ in range(2):
+        registered("two", "two", *map(invented, names))()
+    assert list(Replica.objects.values_list("pk", flat=True)) == [real.pk]
+    assert set(Command.objects.values_list("node", "replica", "body__type")) == {
+        ("two", n, "stop_shard") for n in names
+    }
+    [line] = Event.objects.filter(kind="refused").values_list("text", flat=True)
+    assert line == (
+        "Node two says that it runs invented0, invented1, invented2, invented3 and 2 more, "
+        "which no control plane of this store told it to; it is told to stop"
+    )
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "change",
+    [{"replica": "s"}, {"rank": 1}, {"model": "other"}, {"profile": "x"}, {"made_at": clock.now()}, {"seal": ""}],
+)
+def test_a_seal_is_good_for_one_shard_of_one_node(change: dict[str, Any]) -> None:
+    a_node("one")
+    a_node("two")
+    spec = sealed("one", invented("r").spec)
+    for node, told in (("two", spec), ("one", msgspec.structs.replace(spec, **change))):
+        shard = msgspec.structs.replace(invented("r"), spec=told)
+        registered(node, node, shard)()
+        assert not Replica.objects.exists()
+    registered("one", "one", msgspec.structs.replace(invented("r"), spec=spec))()
+    assert Shard.objects.get().node_id == "one"
+
+
+@pytest.mark.django_db
+def test_a_node_that_invents_replicas_for_ever_is_told_to_stop_no_more_than_it_can_hear() -> None:
+    a_node("one")
+    rows = [Command(node_id="one", body={"type": "fetch", "source": "x"}) for _ in range(protocol.MAX_SHARDS)]
+    Command.objects.bulk_create(rows)
+    registered("one", "one", invented("r"))()
+    assert Command.objects.count() == protocol.MAX_SHARDS
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent import protocol
 from nodes import consumers, intake
 from nodes.models import Node, Replica
-from tests.factories import inventory, make_user
+from tests.factories import inventory, make_user, sealed
 from tests.nodes.test_stream import a_register, connected, full_register, heard, in_db, refusal, tell, token
 
 __all__ = ["token"]
@@ -173,7 +173,9 @@ async def test_hostile_text_is_stored_harmless_and_pages_show_it_as_text(token: 
         files=(protocol.File(path=HOSTILE, size_bytes=1),),
     )
     async with connected(token) as link:
-        await tell(link, a_register(inventory=machine, labels={HOSTILE: HOSTILE}, shards=(running(reason=HOSTILE),)))
+        shard = running(reason=HOSTILE)
+        shard = msgspec.structs.replace(shard, spec=await in_db(sealed, "one", shard.spec))
+        await tell(link, a_register(inventory=machine, labels={HOSTILE: HOSTILE}, shards=(shard,)))
         assert isinstance(await heard(link), protocol.Welcome)
         failed = protocol.ShardState(replica="r", state="failed", reason=HOSTILE)
         await tell(link, protocol.ShardStatus(status=failed, tail=HOSTILE))

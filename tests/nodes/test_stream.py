@@ -16,7 +16,9 @@ from django.test import Client
 
 from agent import protocol
 from llmgw.asgi import application
+from llmgw.core.models import Secret
 from nodes import actions, commands, consumers
+from nodes.engine_keys import SECRET_NAME, seal
 from nodes.models import Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tests import hardware
@@ -25,6 +27,8 @@ from tests.nodes.fleets import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT_S = 30
+SECRET = bytes(32)
+"""What the store of these tests seals shards with."""
 
 
 async def in_db(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +102,9 @@ def full_register() -> protocol.Register:
         pp=1,
         nodes=1,
         startup_timeout_s=77,
+        made_at=NOW,
     )
+    spec = msgspec.structs.replace(spec, seal=seal(SECRET, "one", spec))
     status = protocol.ShardState(
         replica="r",
         state="loading",
@@ -117,6 +123,7 @@ def full_register() -> protocol.Register:
 
 @pytest.fixture
 def token() -> str:
+    Secret.objects.create(name=SECRET_NAME, value=SECRET.hex())
     return actions.make_node(name="one", actor=SYSTEM)[1]
 
 
