@@ -39,8 +39,7 @@ class Answers:
         self._known: dict[Ask, Answered] = {}
 
     def look(self, nodes: Sequence[Node], used: Mapping[str, Used]) -> None:
-        """From now on these are asked. What was not asked since the last look is forgotten."""
-        self._known = {ask: known for ask, known in self._known.items() if known.at == self._look}
+        """From now on these are asked."""
         self._look += 1
         before, self._since = self._since, {}
         for node in nodes:
@@ -53,6 +52,9 @@ class Answers:
             self.changed = self._look
         self._nodes, self._used = nodes, used
         self._since_then = {}
+
+    def forget_all_but(self, asks: Set[Ask]) -> None:
+        self._known = {ask: known for ask, known in self._known.items() if ask in asks}
 
     def to(self, ask: Ask) -> Answered:
         known = self._known.setdefault(ask, Answered())

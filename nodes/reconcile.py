@@ -171,6 +171,7 @@ def _one_placement(
     wanting = sorted((each for each in demands if each.wants_one), key=_urgency)
     if not view.settled or not wanting:
         return (), tuple(reasons), False
+    memory.forget_all_but(each.model for each in wanting)
     scene = Scene(view, failed, ending, memory)
     for each in wanting:
         if scene.is_long:

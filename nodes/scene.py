@@ -48,9 +48,13 @@ class Memory:
         self.holders: tuple[object, int] = (None, 0)
         """Who held what at the last look for room, and how often that has changed."""
 
-    def forget_all_but(self, models: Set[str]) -> None:
-        self.refused = {key: known for key, known in self.refused.items() if key[0] in models}
-        self.vain = {model: known for model, known in self.vain.items() if model in models}
+    def forget_all_but(self, models: Iterable[spec.Model]) -> None:
+        """Only those that want a place now are of interest the next time."""
+        asks = {model.name: {ask_of(model, profile) for profile in model.profiles} for model in models}
+        self.refused = {key: known for key, known in self.refused.items() if key[0] in asks}
+        self.vain = {model: known for model, known in self.vain.items() if model in asks}
+        for answers in self.answers.values():
+            answers.forget_all_but(set(itertools.chain.from_iterable(asks.values())))
 
 
 class Scene:
@@ -58,7 +62,6 @@ class Scene:
     ask for them are told."""
 
     def __init__(self, view: View, failed: Sequence[BackOff], ending: Set[str], memory: Memory) -> None:
-        memory.forget_all_but(view.models.keys())
         self.view, self.memory, self._ending = view, memory, ending
         self.kept: dict[str, str] = {}
         self.looks = 0

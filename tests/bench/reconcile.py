@@ -1,8 +1,10 @@
 """What a control plane costs at 10, 100 and 1,000 nodes of 8 cards and 2 replicas each (ND-60).
 
-A pass and a placement are measured in a process of their own; heartbeats at a real server, which as many simulated
-agents speak to over real websockets, with the agent's own session. CPU is user plus system time, from /proc, so that
-other load on the machine matters little. LLMGW_BENCH_NODES (comma list) narrows a run.
+A pass and a placement are measured in a process of their own, in the fleet as it is and again with hundreds of models
+that it has no place for (`crowded_…`; `tests.bench.fleet` says which). Heartbeats are measured at a real server, which
+as many simulated agents speak to over real websockets, with the agent's own session. CPU is user plus system time, from
+/proc, so that other load on the machine matters little. The last line says with which power of the nodes each cost
+grows, between the smallest and the largest fleet: 1 is linear. LLMGW_BENCH_NODES (comma list) narrows a run.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -29,6 +33,7 @@ from tests.bench.rig import ROOT, child, free_port
 NODES = [int(each) for each in os.environ.get("LLMGW_BENCH_NODES", "10,100,1000").split(",")]
 STORM_S, SETTLE_S, WINDOW_S = 60.0, 6.0, 15.0
 """How long all may take to register, how long the server then gets, and how long it is watched."""
+COSTS = ("pass_cpu_ms", "placement_cpu_ms", "heartbeat_cpu_percent", "crowded_cpu_ms", "rss_mib")
 SERVE = ("-m", "uvicorn", "llmgw.asgi:application", "--host", "127.0.0.1", "--loop", "uvloop")
 
 
@@ -103,7 +108,7 @@ async def beat(port: int, pid: int, count: int, tokens: Path) -> tuple[float, fl
     return storm_s, spent / lasted / 1e4
 
 
-def row(count: int, folder: Path) -> dict[str, object]:
+def row(count: int, folder: Path) -> dict[str, Any]:
     tokens = folder / "tokens"
     tokens.mkdir()
     env = {"LLMGW_DATA_DIR": str(folder / "data"), "LLMGW_ROLES": "web", "LLMGW_LOGGING__LEVEL": "warning"}
@@ -133,11 +138,23 @@ def _run(env: dict[str, str], *words: object) -> str:
     return done.stdout
 
 
+def growth(rows: list[dict[str, Any]]) -> dict[str, object]:
+    """By cost, the power of the number of nodes that it grows with."""
+    least, most = rows[0], rows[-1]
+    times = math.log(most["nodes"] / least["nodes"])
+    grown = {name: math.log(most[name] / least[name]) / times for name in COSTS if least[name] > 0}
+    return {"bench": "reconcile", "grows_with_nodes_to_the_power_of": {name: round(n, 2) for name, n in grown.items()}}
+
+
 def main() -> None:
     logging.disable(logging.WARNING)
+    rows = []
     for count in NODES:
         with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
-            print(json.dumps(row(count, Path(folder))), flush=True)
+            rows.append(row(count, Path(folder)))
+        print(json.dumps(rows[-1]), flush=True)
+    if len(rows) > 1:
+        print(json.dumps(growth(rows)))
 
 
 if __name__ == "__main__":

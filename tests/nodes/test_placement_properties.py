@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.protocol import Build, Fabric, Gpu
+from agent.protocol import Build, Fabric, Gpu, State
 from catalog import spec
 from nodes.placement import LEAST_DISK_BYTES, Placed, Unplaced, place
 from nodes.state import Cluster, Node, Replica, Shard
@@ -110,12 +110,12 @@ def fleet(dice: Dice) -> tuple[spec.Model, Cluster]:
     model = spec.Model("m", profiles=profiles, team=dice.choice(["", "red"]))
     other = spec.Model("n", profiles=(spec.Profile("p", gpu_class=CLASSES[0], min_disk_gb=20),), team="red")
     nodes = [some_node(dice, name) for name in NAMES[: dice.mostly(3, 0, 1, 2, 4, 4)]]
-    replicas = []
+    replicas: list[Replica] = []
     crowd = dice.choice([0.2, 0.5])
     for node in nodes:
         for gpu in node.gpus:
             if dice.random() < crowd:
-                state = dice.choice(["fetching", "ready", "ready", "stopping", "stopped", "failed"])
+                state: State = dice.choice(["fetching", "ready", "ready", "stopping", "stopped", "failed"])
                 shard = Shard(node.name, state=state, cores=dice.choice([0, 4]), gpus=(gpu.uuid,))
                 owner = dice.choice([model, other])
                 name = f"r{len(replicas)}"
