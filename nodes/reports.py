@@ -89,10 +89,12 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
     told: set[tuple[str, int]] = set()
     adopted: set[str] = set()
     take_in_order(Q(pk__in=[each.spec.replica for each in running]) | Q(shards__node=node))
+    known = {(row.replica_id, row.rank): row for row in Shard.objects.filter(node=node).select_related("replica")}
     for each in running:
         spec, status = each.spec, each.status
-        told.add((spec.replica, spec.rank))
-        shard = Shard.objects.filter(replica=spec.replica, rank=spec.rank, node=node).select_related("replica").first()
+        key = spec.replica, spec.rank
+        shard, again = known.get(key), key in told
+        told.add(key)
         if shard is None and status.state not in OVER:
             if is_sealed(Secret.named(SECRET_NAME), node, spec):
                 shard = _adopt(node, spec, now, adopted)
@@ -102,9 +104,12 @@ def rebuild(node: str, running: Iterable[protocol.Running], now: datetime) -> No
                 continue
         if shard and status.state not in OVER and shard.replica.wanted == Wanted.STOP:
             _stop_again(node, shard.replica, spec.rank, now)
-        observe(node, status, "", now)
-    for shard in Shard.objects.filter(node=node).select_related("replica"):
-        if (shard.replica_id, shard.rank) not in told:
+        if shard is None or again or not _is_known(shard, status):
+            observe(node, status, "", now)
+        if shard:
+            known[key] = shard
+    for key, shard in known.items():
+        if key not in told:
             _gone(node, shard, now)
     if unasked:
         _disown(node, unasked, now)
@@ -116,6 +121,14 @@ def take_in_order(which: Q) -> None:
     if connection.features.has_select_for_update:
         names = Replica.objects.filter(which).values("pk")
         list(Replica.objects.filter(pk__in=names).order_by("pk").select_for_update(no_key=True).values_list("pk"))
+
+
+def _is_known(shard: Shard, status: protocol.ShardState) -> bool:
+    """The row says all of this already, as mostly when a whole fleet comes back to a control plane at once."""
+    progress = msgspec.to_builtins(status.progress) if status.progress else {}
+    told = status.state, status.state, status.port, status.pid, status.reason[:1000], status.rendezvous, progress
+    row = shard.state, shard.replica.state, shard.port, shard.pid, shard.reason, shard.rendezvous, shard.progress
+    return told == row
 
 
 def _adopt(node: str, spec: protocol.ShardSpec, now: datetime, adopted: set[str]) -> Shard | None:

@@ -6,14 +6,16 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.protocol import Build, Gpu, State
 from catalog import spec
 from nodes import reasons, scene
-from nodes.fitting import ask_of
+from nodes.fitting import Ask, Fit, ask_of
 from nodes.ground import Ground
+from nodes.placement import seat_among
 from nodes.plans import Plan
 from nodes.reasons import Lines
 from nodes.reconcile import plan
@@ -138,6 +140,33 @@ def test_a_ground_without_some_replicas_equals_one_that_never_had_them(dice: Dic
         assert without.fits(ask) == remembered.fits(ask) == left.fits(ask)
         assert without.fits_on(left.nodes, ask) == left.fits(ask)
     assert without.teams == left.teams
+
+
+FACTS = [each.name for each in fields(Node) if each.name != "name"]
+
+
+@pytest.mark.parametrize("fact", FACTS)
+@settings(some, max_examples=60)
+@given(dice=seeds)
+def test_whatever_changes_of_a_node_its_answers_follow(fact: str, dice: Dice) -> None:
+    model, cluster = fleet(dice)
+    node = some_node(dice, "alpha")
+    others = (getattr(some_node(dice, "alpha"), fact) for _ in range(40))
+    other = next((value for value in others if value != getattr(node, fact)), getattr(node, fact))
+    before = replace(cluster, nodes=(node,))
+    after = replace(cluster, nodes=(replace(node, **{fact: other}),))
+    asks = [ask_of(model, wanted(dice, "p")) for _ in range(8)]
+    answers = Memory().answers["alpha"]
+    for now in (before, after):
+        fresh, remembered = Ground(now), Ground(now, answers)
+        for ask in asks:
+            assert told(remembered, ask) == told(fresh, ask)
+
+
+def told(ground: Ground, ask: Ask) -> list[object]:
+    """The answers, and what a part would be given where one fits."""
+    answers = [(each.free, each.used) if isinstance(each, Fit) else each for each in ground.answers(ask).values()]
+    return [*answers, seat_among(ask, ground.fits(ask), {})]
 
 
 # --- how much a pass does --------------------------------------------------------------------------------------------
