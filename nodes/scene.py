@@ -28,15 +28,15 @@ LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """Running replicas of lower capacity classes, their models, and the fleet once all of them have gone."""
+    """Running replicas of lower capacity classes, and the fleet once all of them have gone."""
 
     replicas: Sequence[Replica]
-    models: Set[str]
     cleared: Without
 
 
 class Memory:
-    """What earlier passes found out, which spares later ones the same work; an empty one leads to the same plans."""
+    """What earlier passes found out, which spares later ones the same work; with an empty one plans are the same, but
+    large fleets take several passes to be asked."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answers] = defaultdict(Answers)
@@ -159,7 +159,7 @@ class Scene:
             view = self.view
             lower = [replica for replica in self._running if rank_in(replica, view) < rank]
             cleared = self.without((replica.name for replica in lower), f"cleared below {rank}")
-            self._lower[rank] = Lower(lower, {replica.model for replica in lower}, cleared)
+            self._lower[rank] = Lower(lower, cleared)
         return self._lower[rank]
 
     def may_look(self, model: spec.Model) -> bool:
