@@ -15,11 +15,13 @@ from django.utils import timezone
 from agent import protocol
 from llmgw.core import lease, store_clock
 from llmgw.core.clock import SystemClock
+from llmgw.core.models import Secret
 from llmgw.core.store_clock import StoreClock
 from nodes import actions, commands, consumers, passes
+from nodes.engine_keys import SECRET_NAME
 from nodes.models import Command, Event, Node, Replica, Shard
 from tenants.audit import SYSTEM
-from tests.nodes.test_stream import a_register, connected, full_register, heard, tell, until
+from tests.nodes.test_stream import SECRET, a_register, connected, full_register, heard, tell, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APART = timedelta(seconds=10)
@@ -79,6 +81,7 @@ def ready(**more: Any) -> protocol.ShardState:
 
 async def test_all_that_a_stream_writes_is_in_the_databases_time(off: timedelta) -> None:
     began = await of_the_store_now()
+    await Secret.objects.acreate(name=SECRET_NAME, value=SECRET.hex())
     _, token = await database_sync_to_async(actions.make_node)(name="one", actor=SYSTEM)
     async with connected(token) as link:
         await tell(link, full_register())
@@ -98,7 +101,7 @@ async def test_all_that_a_stream_writes_is_in_the_databases_time(off: timedelta)
     assert before is not None
     assert node.last_seen_at > before
     written = [
-        *(node.registered_at, node.last_seen_at, replica.made_at, replica.wanted_at, replica.state_at),
+        *(node.registered_at, node.last_seen_at, replica.wanted_at, replica.state_at),
         *(replica.ready_at, shard.changed_at, command.sent_at, command.acknowledged_at),
         *[at async for at in Event.objects.exclude(kind="made").values_list("at", flat=True)],
     ]
