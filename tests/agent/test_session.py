@@ -326,7 +326,7 @@ def test_a_register_arrives_with_every_field_it_was_sent_with() -> None:
         replica="r", rank=1, model="m", profile="p", profile_digest="d", engine="llamacpp", source="/s", args=("-c",),
         env={"A": "b"}, gpus=("GPU-1",), fabric="ib0", cores=2.5, slots=3, tp=2, pp=2, nodes=2, startup_timeout_s=9,
         adapters=(protocol.Adapter(name="a", source="/a"),), max_loaded_adapters=4, rendezvous="h:29500",
-        made_at=datetime(2026, 11, 29, tzinfo=UTC),
+        made_at=datetime(2026, 11, 29, tzinfo=UTC), launch_mode="ray", seal="s",
     )  # fmt: skip
     state = ShardState(
         replica="r", rank=1, state="fetching", port=1, pid=2, reason="x", adopted=True, rendezvous=29500,
