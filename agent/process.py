@@ -155,6 +155,15 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
+def is_child(pid: int) -> bool:
+    """Whether it is a child of this process that was not collected yet, alive or not."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def ending(code: int | None) -> str:
     """An exit status in words."""
     if code is None:

@@ -303,6 +303,8 @@ class Supervisor:
                 if process.still_runs(identity):
                     continue
                 code = process.reap(identity.pid)  # it may have ended between the two looks
+                if code is None and process.is_child(identity.pid):
+                    continue  # it is ending: its command line is gone already, its status is still to come
             sidecar = index < run.expected - 1
             ended = process.ending(code)
             self._feed(key, shards.Exited(f"its sidecar {index + 1} {ended}" if sidecar else ended))
