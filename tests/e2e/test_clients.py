@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -253,6 +254,13 @@ def node() -> Path:
         assert shutil.which(program), f"{program} is missing. On Debian, as root: apt-get install -y nodejs npm"
     wanted = json.loads((CLIENTS / "package.json").read_text())["dependencies"]
 
+    with (CLIENTS / "package.json").open("rb") as only_one:  # worker of the tests installs them
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        _install(wanted)
+    return Path(shutil.which("node") or "")
+
+
+def _install(wanted: dict[str, str]) -> None:
     def there(name: str) -> bool:
         path = CLIENTS / "node_modules" / name / "package.json"
         return path.exists() and json.loads(path.read_text())["version"] == wanted[name]
@@ -261,7 +269,6 @@ def node() -> Path:
         command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
         done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"npm cannot install the JavaScript clients: {done.stderr[-2000:]}"
-    return Path(shutil.which("node") or "")
 
 
 def saw(running: Product, node: Path, program: str) -> Any:
