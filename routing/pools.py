@@ -129,9 +129,6 @@ class Pools:
             pool = self._pools[target.address] = Pool(target.host, target.port, line)
         return pool
 
-    def put(self, target: Target, pool: Pool) -> None:
-        self._pools[target.address] = pool
-
     def prune(self, now: float) -> None:
         for pool in self._pools.values():
             pool.prune(now)

@@ -91,9 +91,7 @@ async def _whole(exchange: Exchange, connection: Connection) -> None:
     if status < 400 and status != NO_CONTENT and _cut_off(connection, body):
         raise Broken("its answer ends in the middle")
     if status < 400:
-        tokens = accounting.of_answer(body)
-        if tokens is None or tokens.prompt is None or tokens.completion is None:
-            tokens = usage(exchange, tokens, len(body), 0, streamed=False)
+        tokens = usage(exchange, accounting.of_answer(body), len(body), 0, streamed=False)
         client = exchange.client
         if status == 200 and isinstance(client, DirectClient) and not exchange.committed:
             lines = _lines(exchange, connection)

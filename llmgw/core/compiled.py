@@ -1,7 +1,9 @@
 """The request path as machine code, where `make fast` has made it (docs/adr/0008-a-compiled-request-path.md).
 
-What is imported is the compiled module only while it was made of the very source that is there, by this Python; else
-the source itself, which does the same at more cost. `LLMGW_COMPILED=0` asks for the source.
+What is imported is the compiled module only while it was made of the very source that is there, by this Python. That
+takes in what the modules import of ours, since a compiled module holds others to the types that they had, and the
+packages that are installed. Else it is the source itself, which does the same at more cost. `LLMGW_COMPILED=0` asks for
+the source, `1` for nothing else than the compiled modules.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ MODULES = (
 
 class Made(msgspec.Struct, frozen=True):
     """What a compiled build says of itself. `suffix`: of files for the Python it was made with; `sources`: the SHA-256
-    of each module's source."""
+    of each file that it depends on, by its path in the tree."""
 
     suffix: str
     sources: dict[str, str]
@@ -81,10 +83,8 @@ def file(module: str, folder: Path, suffix: str) -> Path:
     return folder.joinpath(*module.split(".")).with_suffix(suffix)
 
 
-def made_of(root: Path = ROOT) -> Made:
-    """What a build made now would say."""
-    digests = {name: hashlib.sha256(file(name, root, ".py").read_bytes()).hexdigest() for name in MODULES}
-    return Made(SUFFIX, digests)
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def lacking(folder: Path = FOLDER, root: Path = ROOT) -> str:
@@ -95,11 +95,13 @@ def lacking(folder: Path = FOLDER, root: Path = ROOT) -> str:
         return "it is not compiled"
     except (OSError, msgspec.DecodeError) as error:
         return f"{folder / MANIFEST} cannot be read: {error}"
-    now = made_of(root)
-    if made.suffix != now.suffix:
+    if made.suffix != SUFFIX:
         return "it was compiled for another Python"
-    changed = [name for name in MODULES if made.sources.get(name) != now.sources[name]]
-    return f"{changed[0]} has changed since it was compiled" if changed else ""
+    for name, was in made.sources.items():
+        path = root / name
+        if not path.is_file() or digest(path) != was:
+            return f"{name} has changed since it was compiled"
+    return ""
 
 
 def use(folder: Path = FOLDER, root: Path = ROOT) -> None:

@@ -6,22 +6,24 @@ says why and ends with 0: everything runs without it.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from llmgw.core.compiled import FOLDER, MANIFEST, MODULES, ROOT, file, lacking, made_of
+from llmgw.core.compiled import FOLDER, MANIFEST, MODULES, ROOT, SUFFIX, Made, digest, file, lacking
 
 LIMIT_S = 1800
 SHOWN_LINES = 15
 LEVEL = "1"
-"""Of the C compiler's optimization: more takes twice the time to compile and gains nothing that can be measured."""
+"""How much the C compiler optimizes: more takes twice the time to compile and gains nothing that can be measured."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,12 +59,38 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def made_of(root: Path = ROOT) -> Made:
+    """What a build made now depends on: the modules, all that they import of ours, and the list of packages."""
+    found: set[Path] = set()
+    left = [file(name, root, ".py") for name in MODULES]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            left += _imported(path, root)
+    found.add(root / "requirements.lock")
+    return Made(SUFFIX, {str(path.relative_to(root)): digest(path) for path in sorted(found)})
+
+
+def _imported(path: Path, root: Path) -> Iterator[Path]:
+    """Files of the tree that one of its modules imports, packages on the way included."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            places = [root.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts) + 1)]
+            yield from (place for place in (*places, file(name, root, ".py")) if place.is_file())
+
+
 def build(into: Path) -> None:
     """Compile into `into`/lib. Says what is wrong on stdout and stderr, and ends the process."""
     from mypyc.build import mypycify
     from setuptools import setup  # type: ignore[import-untyped]
 
-    os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -O{LEVEL}"
     extensions = mypycify(
         ["--config-file=", *(str(file(name, ROOT, ".py").relative_to(ROOT)) for name in MODULES)],
         opt_level=LEVEL,

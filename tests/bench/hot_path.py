@@ -157,7 +157,7 @@ async def microseconds(way: Way, folder: Path) -> float:
     plane = gateway.plane
     await Loops(plane, store).reload()
     for target in plane.table.targets:
-        plane.pools.put(target, Pool(target.host, target.port, cast(Line, Engine(way.stream))))
+        plane.pools._pools[target.address] = Pool(target.host, target.port, cast(Line, Engine(way.stream)))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await gateway(scope, receive, send)

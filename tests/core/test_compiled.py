@@ -12,53 +12,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core import compiled
-from llmgw.core.compiled import MANIFEST, MODULES, ROOT, file, lacking, made_of
+from llmgw.core.compiled import MANIFEST, MODULES, ROOT, Made, file, lacking
+from llmgw.ops.compile import made_of
 
 WHERE = "import routing.heads; from llmgw.core import compiled; print(routing.heads.__file__); print(compiled.state)"
 
 
-def build(folder: Path, made: compiled.Made) -> Path:
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return made_of()
+
+
+def build(folder: Path, made: Made) -> Path:
     folder.mkdir()
     (folder / MANIFEST).write_bytes(msgspec.json.encode(made))
     return folder
 
 
-def copied(root: Path) -> Path:
-    for name in MODULES:
-        place = file(name, root, ".py")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(file(name, ROOT, ".py").read_bytes())
+def copied(root: Path, made: Made) -> Path:
+    for name in made.sources:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes((ROOT / name).read_bytes())
     return root
 
 
-def test_a_build_of_the_very_source_is_used(tmp_path: Path) -> None:
-    assert lacking(build(tmp_path / "built", made_of())) == ""
+def test_a_build_of_the_very_source_is_used(tmp_path: Path, made: Made) -> None:
+    assert lacking(build(tmp_path / "built", made)) == ""
 
 
 def test_without_a_build_the_source_is_used(tmp_path: Path) -> None:
     assert lacking(tmp_path) == "it is not compiled"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_one_changed_source_is_named_and_nothing_compiled_is_used(tmp_path: Path, name: str) -> None:
-    built = build(tmp_path / "built", made_of())
-    root = copied(tmp_path / "root")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "routing/heads.py",  # a compiled module
+        "routing/shapes.py",  # one whose types they hold others to
+        "tenants/keys.py",
+        "tenants/periods.py",  # which only tenants/limits.py imports
+        "routing/__init__.py",
+        "requirements.lock",
+    ],
+)
+def test_one_changed_file_is_named_and_nothing_compiled_is_used(tmp_path: Path, made: Made, name: str) -> None:
+    built = build(tmp_path / "built", made)
+    root = copied(tmp_path / "root", made)
     assert lacking(built, root) == ""
-    with file(name, root, ".py").open("a") as source:
+    with (root / name).open("a") as source:
         source.write("\n")
+    assert lacking(built, root) == f"{name} has changed since it was compiled"
+    (root / name).unlink()
     assert lacking(built, root) == f"{name} has changed since it was compiled"
 
 
-def test_a_build_for_another_python_is_not_used(tmp_path: Path) -> None:
-    other = msgspec.structs.replace(made_of(), suffix=".cpython-399-other.so")
+def test_every_module_and_nothing_of_the_pages_is_looked_at(made: Made) -> None:
+    assert {f"{name.replace('.', '/')}.py" for name in MODULES} <= set(made.sources)
+    assert not [name for name in made.sources if "views" in name or "models" in name]
+
+
+def test_a_build_for_another_python_is_not_used(tmp_path: Path, made: Made) -> None:
+    other = msgspec.structs.replace(made, suffix=".cpython-399-other.so")
     assert lacking(build(tmp_path / "built", other)) == "it was compiled for another Python"
-
-
-def test_a_build_that_lacks_a_module_is_not_used(tmp_path: Path) -> None:
-    made = made_of()
-    fewer = msgspec.structs.replace(made, sources={MODULES[0]: made.sources[MODULES[0]]})
-    assert lacking(build(tmp_path / "built", fewer)) == f"{MODULES[1]} has changed since it was compiled"
 
 
 @given(st.binary(max_size=200))
@@ -85,7 +100,3 @@ def test_who_asks_for_nothing_but_the_compiled_one_is_told_why_there_is_none(tmp
     assert done.stderr.strip().endswith(
         "ImportError: LLMGW_COMPILED=1 asks for the compiled request path, and it is not compiled; run `make fast`"
     )
-
-
-def test_modules_are_compiled_that_are_there() -> None:
-    assert [name for name in MODULES if not file(name, ROOT, ".py").exists()] == []
