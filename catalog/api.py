@@ -15,12 +15,12 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from catalog import actions, document, spec, yaml_io
+from catalog import actions, document, yaml_io
 from catalog.actions import Applied, CatalogRefused
 from catalog.document import Document, Read
 from catalog.models import CatalogVersion, Model
 from catalog.spec import Problem
-from tenants.api_rules import Refused, actor, paged
+from tenants.api_rules import Refused, actor, one, paged
 from tenants.api_views import BoundedJson, OperatorView, check_size
 
 YAML = "application/yaml"
@@ -130,16 +130,9 @@ def _usable(read: Read) -> Read:
     return read
 
 
-def _rows(name: str) -> QuerySet[Model]:
-    # PostgreSQL takes no NUL, not even to look for.
-    return Model.objects.filter(name=name) if "\0" not in name else Model.objects.none()
-
-
-def _model(name: str) -> spec.Model:
-    row = _rows(name).prefetch_related("profiles").first()
-    if row is None:
-        raise Http404
-    return row.spec()
+def _row(name: str) -> Model:
+    found: Model = one(Model.objects.all(), name=name)
+    return found
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -160,7 +153,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses={(200, "application/json"): _MODEL})
     def get(self, request: Request, name: str) -> Response:
         """One model by its name."""
-        return Response(document.write_model(_model(name)))
+        return Response(document.write_model(_row(name).spec()))
 
     @extend_schema(request={"application/json": _MODEL}, responses={200: _APPLIED, 201: _APPLIED})
     def put(self, request: Request, name: str) -> Response:
@@ -169,7 +162,7 @@ class ModelDetail(OperatorView):
         if isinstance(data, dict) and "name" not in data:
             data = {"name": name, **data}
         model = _usable(document.read_model(data)).models[0]
-        exists = _rows(name).exists()
+        exists = Model.objects.filter(name=name).exists()
         if not exists and model.name != name:
             raise Http404
         replaces = name if exists else None
@@ -178,8 +171,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses=_APPLIED)
     def delete(self, request: Request, name: str) -> Response:
         """Take the model out; its replicas are drained and stopped."""
-        if not _rows(name).exists():
-            raise Http404
+        _row(name)
         return _tried(lambda: actions.remove_model(name=name, actor=actor(request)))
 
 
@@ -197,7 +189,7 @@ class Adapters(OperatorView):
     )
     def get(self, request: Request, name: str) -> Response:
         """The model's LoRA adapters, in their order."""
-        return paged(document.write_model(_model(name)).get("adapters", []), None)
+        return paged(document.write_model(_row(name).spec()).get("adapters", []), None)
 
     @extend_schema(request={"application/json": _ADAPTER}, responses={201: _APPLIED})
     def post(self, request: Request, name: str) -> Response:
@@ -205,7 +197,7 @@ class Adapters(OperatorView):
 
         What could not be read or compared stands in `notices`; nodes look again before they start an engine.
         """
-        _model(name)
+        _row(name)
         adapter, problems = document.read_adapter(request.data, model=name)
         if problems:
             raise refused(problems)
@@ -216,7 +208,7 @@ class Adapters(OperatorView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Take one from the model; other adapters and the model itself go on being served."""
-        _model(name)
+        _row(name)
         adapter = request.query_params.get("adapter", "")
         return _tried(lambda: actions.remove_adapter(model=name, name=adapter, actor=actor(request)))
 
@@ -246,7 +238,7 @@ class Catalog(OperatorView):
         models = _usable(read).models
         if request.query_params.get("check", "").lower() in ("1", "true", "yes"):
             return _tried(lambda: actions.check_catalog(models=models))
-        note = request.query_params.get("note", "").replace("\0", "")
+        note = request.query_params.get("note", "")
         return _tried(lambda: actions.apply_catalog(models=models, actor=actor(request), note=note))
 
 

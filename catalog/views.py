@@ -64,7 +64,7 @@ def _edit(request: HttpRequest, model: spec.Model | None) -> HttpResponse:
     profiles = forms.profile_forms(sent, model.profiles if model else ())
     expected = _number(sent.get("version", "")) if sent is not None else 0
     if sent is not None and form.is_valid() and profiles.is_valid():
-        adapters = [{"name": each.name, "source": each.source} for each in model.adapters] if model else []
+        adapters = document.write_model(model).get("adapters", []) if model else []
         read = document.read_model(form.document(profiles.documents(), adapters))
         name = read.models[0].name
         done, problems = _tried(
@@ -210,10 +210,7 @@ def _compared(now: str, then: str) -> list[tuple[str, str]] | None:
 
 # --- what the pages share --------------------------------------------------------------------------------------------
 def _named(name: str) -> spec.Model:
-    row = None if "\0" in name else Model.objects.prefetch_related("profiles").filter(name=name).first()
-    if row is None:
-        raise Http404
-    return row.spec()
+    return get_object_or_404(Model, name=name).spec()
 
 
 def _number(text: str) -> int:
