@@ -64,8 +64,21 @@ def _scale(model: spec.Model, actor: Actor, *, least: int) -> Applied:
     return put_model(model=replace(model, scaling=scaling), actor=actor)
 
 
+class Unlocked(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Without Django's transaction around a sent form, which would lock the store while files of adapters are read."""
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        return self._changeform_view(request, object_id, form_url, extra_context)  # type: ignore[attr-defined]
+
+
 @admin.register(Model)
-class ModelAdmin(OwnAdmin):
+class ModelAdmin(OwnAdmin, Unlocked):
     """A model is valid only within the whole catalog: it is changed as a text, never by field."""
 
     form = ModelTextForm

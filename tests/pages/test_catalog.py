@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.http import QueryDict
 from django.test import Client
 from django.urls import reverse
@@ -16,7 +17,7 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 from hypothesis import given, settings
 from pytest_django import DjangoAssertNumQueries
 
-from catalog import actions, document, forms, spec, yaml_io
+from catalog import actions, adapter_files, document, forms, spec, yaml_io
 from catalog.models import CatalogVersion, Model
 from catalog.spec import Profile
 from tenants.audit import SYSTEM
@@ -349,6 +350,31 @@ def test_a_model_is_added_in_the_admin_and_never_over_another(verified: Client, 
     page = not_saved(verified.post("/admin/catalog/model/add/", {"text": text.replace("/m/n", "/m/x")}))
     assert "There is a model new already" in page
     assert verified.post(f"/admin/catalog/model/{Model.objects.get(name='n').pk}/delete/").status_code == 403
+
+
+@pytest.mark.django_db(transaction=True)
+def test_files_are_read_before_the_store_is_locked(
+    verified: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A slow disk or server must not keep others from writing."""
+    actions.apply_catalog(models=[N], actor=SYSTEM)
+    locked: list[bool] = []
+    look = adapter_files.look
+
+    def noted(new: Any, old: Any) -> adapter_files.Looked:
+        locked.append(connection.in_atomic_block)
+        return look(new, old)
+
+    monkeypatch.setattr(adapter_files, "look", noted)
+    wished = replace(N, adapters=(spec.Adapter("red", str(tmp_path / "red.gguf")),))
+    text = yaml_io.dump_model(wished)
+    saved(verified.post(f"/admin/catalog/model/{Model.objects.get().pk}/change/", {"text": text}, follow=True))
+    saved(verified.post("/admin/catalog/model/add/", {"text": yaml_io.dump_model(replace(N, name="b"))}, follow=True))
+    saved(verified.post("/catalog/edit/n/", filled(wished), follow=True))
+    told = document.write_model(wished)
+    assert verified.put("/api/v1/models/n", told, content_type="application/json").status_code == 200
+    assert locked
+    assert not any(locked)
 
 
 def test_every_surface_refuses_the_same_change_in_the_same_words(verified: Client, stored: Any) -> None:
