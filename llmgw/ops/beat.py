@@ -57,7 +57,7 @@ class LeadScheduler(Scheduler):
     def _begin(self, held: lease.Held) -> None:
         self._fence = held.fence
         for entry in self.schedule.values():
-            if isinstance(entry.schedule, schedules.schedule) and not isinstance(entry.schedule, schedules.crontab):
+            if isinstance(entry.schedule, schedules.schedule):
                 entry.last_run_at -= timedelta(seconds=entry.schedule.run_every.total_seconds())
         self._heap = None
         host, pid, _ = held.holder.rsplit(":", 2)
