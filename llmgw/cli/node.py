@@ -42,8 +42,7 @@ def add(
     from llmgw.ops import nodes
 
     _use(config)
-    _, lines = nodes.add(name, out, renew=renew)
-    for line in lines:
+    for line in nodes.add(name, out, renew=renew):
         typer.echo(line)
 
 

@@ -30,8 +30,8 @@ def ca(names: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def add(name: str, out: Path | None, *, renew: bool) -> tuple[Path, list[str]]:
-    """Make a node and its certificate; where the files are, and what comes next. Raises ConfigError."""
+def add(name: str, out: Path | None, *, renew: bool) -> list[str]:
+    """Make a node and its certificate; where the files are and what comes next, in lines. Raises ConfigError."""
     settings = current()
     if len(name) > MAX_COMMON_NAME:
         raise ConfigError(f"a certificate holds names of at most {MAX_COMMON_NAME} characters; choose a shorter one.")
@@ -58,16 +58,13 @@ def add(name: str, out: Path | None, *, renew: bool) -> tuple[Path, list[str]]:
     node = identity.admit_certificate(name=name, serial=issued.serial, expires_at=issued.expires_at, actor=actor)
     if renew:
         identity.revoke_certificates(node=node, actor=actor, keep=issued.serial)
-    return directory, [
+    control_plane = f"https://{next(iter(settings.agents.names), 'THIS-MACHINE')}:{settings.agents.port or 8444}"
+    return [
         f"Copy {directory} to the machine, readable by its agent's user only, and write into its agent.yaml:",
         f"  node: {name}",
-        f'  control_plane: ["https://{_address(settings.agents.names)}:{settings.agents.port or 8444}"]',
+        f'  control_plane: ["{control_plane}"]',
         "  certificate_file: node.crt",
         "  key_file: node.key",
         "  ca_file: ca.crt",
         f"The certificate holds until {issued.expires_at:%Y-%m-%d}.",
     ]
-
-
-def _address(names: list[str]) -> str:
-    return names[0] if names else "THIS-MACHINE"

@@ -39,7 +39,7 @@ from llmgw.ops import nodes
 
 def add(name, out=None, renew=False):
     try:
-        print(*nodes.add(name, out, renew=renew)[1])
+        print(*nodes.add(name, out, renew=renew))
     except ConfigError as error:
         print(error)
     for path in Path("node-other").glob("node.crt"):
