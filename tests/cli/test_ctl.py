@@ -24,7 +24,7 @@ from llmgw.cli.main import app
 from nodes import identity
 from nodes.models import Event
 from nodes.snapshot import current_summary
-from tenants import actions
+from tenants import actions, rollup
 from tenants.audit import SYSTEM
 from tenants.figures import number
 from tenants.keys import digest
@@ -32,6 +32,7 @@ from tenants.models import AuditEntry, Key, User
 from tests import factories
 from tests.api.cast import make_usage
 from tests.pages import machines, rows
+from tests.tenants.test_rollup import Row
 
 Ctl = Callable[..., Result]
 
@@ -69,13 +70,14 @@ def cluster() -> None:
 
 def test_status_prints_the_summary_that_pages_show(llmgw: Ctl) -> None:
     cluster()
-    make_usage(factories.make_project(), request_id="r", at=timezone.now(), prompt_tokens=1234567)
+    rollup.add([Row(at=timezone.now().timestamp(), prompt_tokens=1234567)])
     done = llmgw("ctl", "status")
     assert done.exit_code == 0, done.output
     now = current_summary()
     for words in ("smollm2-1", "smollm2-2", "box", "cpu", *(alert.subject for alert in now.alerts)):
         assert words in done.stdout
     assert f"1 requests, 0 failed, {number(now.usage_today.prompt_tokens)} tokens read" in done.stdout
+    assert now.usage_today.prompt_tokens == 1234567
     data = json.loads(llmgw("ctl", "status", "--json").stdout)
     assert data["capacity"][0]["total"] == now.capacity[0].total
     assert "\x1b" not in done.stdout

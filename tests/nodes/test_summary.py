@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from datetime import timezone as timezone_of
 
 import pytest
 from django.utils import timezone
@@ -17,10 +18,12 @@ from nodes.state import Backoff, Cluster, Load, Shard, Status, in_words
 from nodes.summary import ModelLine, Summary, UsageLine, WaitLine, summarise
 from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
+from tenants import rollup
 from tests.factories import make_model, make_node, make_replica
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import GOOD, MODEL
 from tests.nodes.test_reconcile import DIGEST, SERVING
+from tests.tenants.test_rollup import Row
 
 NONE = UsageLine(0, 0, 0, 0)
 
@@ -200,6 +203,15 @@ def test_a_summary_from_rows_costs_twelve_queries_however_many_rows(django_asser
     assert found.nodes[0].engines == ("llamacpp (xllamacpp 0.2)",)
     assert found.nodes[0].load_1m == 0.5
     assert len(found.replicas) == 3
+
+
+@pytest.mark.django_db
+def test_today_begins_at_midnight_utc_whatever_the_zone_of_now() -> None:
+    midnight = datetime(2026, 11, 29, tzinfo=UTC)
+    times = (midnight - timedelta(seconds=1), midnight, midnight + timedelta(hours=5))
+    rollup.add([Row(at=at.timestamp(), status=502, completion_tokens=None) for at in times])
+    now = (midnight + timedelta(hours=6)).astimezone(timezone_of(timedelta(hours=9)))
+    assert snapshot.current_summary(now).usage_today == UsageLine(2, 2, 20, 0)
 
 
 @pytest.mark.django_db

@@ -12,11 +12,12 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from nodes.models import Backoff, Node, Replica, Shard
-from tenants import actions
+from tenants import actions, rollup
 from tenants.audit import SYSTEM
 from tenants.models import Key, Role, User
 from tests import factories
 from tests.pages import rows
+from tests.tenants.test_rollup import of
 
 pytestmark = pytest.mark.django_db
 
@@ -271,6 +272,7 @@ def test_the_dashboard_says_who_uses_the_cluster_and_what_holds_hardware_for_nob
     assert "Nobody just now." in page
     key, _ = factories.make_key(project=factories.make_project("evals", team=factories.make_team("Research")))
     rows.make_usage(10, key=key, model="quiet")
+    rollup.add([of(key, at=timezone.now().timestamp())])
     page = text_of(client, "/dashboard/")
     using = page.split("Using the cluster now")[1].split("</section>")[0]
     assert "Research / evals" in using
