@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.test import Client
 from django.utils import timezone
+from django_otp import DEVICE_ID_SESSION_KEY
+from django_otp.plugins.otp_totp.models import TOTPDevice
 
 import catalog.models
 from nodes.models import Node, Replica, ReplicaLoad, Shard
@@ -42,6 +45,15 @@ def make_usage(count: int = 1, *, key: Key | None = None, ended: datetime | None
 
 def make_operator(name: str = "root") -> User:
     return factories.make_user(name, is_superuser=True, is_staff=True)
+
+
+def sign_in_verified(client: Client, user: User) -> None:
+    """As somebody who came with a second factor, which the admin asks for."""
+    device = TOTPDevice.objects.create(user=user, confirmed=True)
+    client.force_login(user)
+    session = client.session
+    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
+    session.save()
 
 
 def make_member(team: Team, role: Role, name: str) -> User:

@@ -9,7 +9,6 @@ from django.apps import apps
 from django.contrib import admin
 from django.test import Client
 from django.utils import timezone
-from django_otp import DEVICE_ID_SESSION_KEY
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from catalog.models import CatalogVersion, Model
@@ -42,11 +41,7 @@ RECORDS = {
 def root(client: Client) -> User:
     """An operator who came with a second factor."""
     user = rows.make_operator()
-    device = TOTPDevice.objects.create(user=user, confirmed=True)
-    client.force_login(user)
-    session = client.session
-    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
-    session.save()
+    rows.sign_in_verified(client, user)
     return user
 
 

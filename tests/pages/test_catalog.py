@@ -12,8 +12,6 @@ from django.db import connection
 from django.http import QueryDict
 from django.test import Client
 from django.urls import reverse
-from django_otp import DEVICE_ID_SESSION_KEY
-from django_otp.plugins.otp_totp.models import TOTPDevice
 from hypothesis import given, settings
 from pytest_django import DjangoAssertNumQueries
 
@@ -316,10 +314,7 @@ def test_an_empty_catalog_leads_to_the_form(client: Client, root: User) -> None:
 @pytest.fixture
 def verified(client: Client, root: User) -> Client:
     """Root, who came with a second factor."""
-    device = TOTPDevice.objects.create(user=root, confirmed=True)
-    session = client.session
-    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
-    session.save()
+    rows.sign_in_verified(client, root)
     return client
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
-from django_otp import DEVICE_ID_SESSION_KEY
-from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page
 from pytest_django import DjangoAssertNumQueries
 
@@ -187,12 +185,7 @@ def test_pages_cost_the_same_queries_however_many_projects_keys_and_budgets(
 # --- the admin -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def root(client: Client, project: Project) -> Client:
-    user = rows.make_operator()
-    device = TOTPDevice.objects.create(user=user, confirmed=True)
-    client.force_login(user)
-    session = client.session
-    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
-    session.save()
+    rows.sign_in_verified(client, rows.make_operator())
     return client
 
 

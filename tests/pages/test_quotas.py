@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from django.test import Client
 from django.utils import timezone
-from django_otp import DEVICE_ID_SESSION_KEY
-from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 from pytest_django import DjangoAssertNumQueries
 
@@ -15,6 +13,7 @@ from tenants.models import AuditEntry, CapacityQuota, Role, Team, User
 from tests import factories
 from tests.pages import rows
 from tests.pages.conftest import look
+from tests.pages.test_browser import come_in
 from tests.worlds import World
 
 pytestmark = pytest.mark.django_db
@@ -30,12 +29,7 @@ def team() -> Team:
 
 @pytest.fixture
 def root(client: Client, team: Team) -> Client:
-    user = rows.make_operator()
-    device = TOTPDevice.objects.create(user=user, confirmed=True)
-    client.force_login(user)
-    session = client.session
-    session[DEVICE_ID_SESSION_KEY] = device.persistent_id
-    session.save()
+    rows.sign_in_verified(client, rows.make_operator())
     return client
 
 
@@ -131,11 +125,8 @@ def test_cards_capacity_and_reasons_fit_wide_and_narrow(page: Page) -> None:
     factories.make_model("chat-70b", profiles=(CARDS,), min=2, max=2, team="research")
     factories.make_model("batch", profiles=({**CARDS, "capacity_class": "spot"},), min=3, max=3, team="research")
     world.run(20)
-    factories.make_user("root", is_superuser=True)
-    page.goto(f"/sign-in/?next=/limits/team/{team.pk}/")
-    page.fill("input[name=username]", "root")
-    page.fill("input[name=password]", "correct horse")
-    page.click("main button.primary, form button.primary")
+    come_in(page, rows.make_operator())
+    page.goto(f"/limits/team/{team.pk}/")
     expect(page.get_by_role("heading", name="Cards")).to_be_visible()
     look(page, "team-cards")
     page.goto("/models/batch/")
