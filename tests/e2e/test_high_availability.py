@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.control_planes import WITHIN_S, Fleet, fleet
+from tests.e2e.control_planes import WITHIN_S, ControlPlane, Fleet, fleet
 from tests.services import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("e2e-high-availability")]
@@ -33,14 +33,19 @@ def two(running: Fleet) -> Fleet:
     return running
 
 
+def lead_and_place(two: Fleet, standby: ControlPlane) -> None:
+    """The standby takes over, and places a second model that is asked of it."""
+    wait_until("the standby leads", lambda: two.leader() is standby, WITHIN_S)
+    two.serve("first", "second", count=2, plane=standby)
+    wait_until("the new leader has placed the new model", lambda: two.answers("second"), WITHIN_S)
+
+
 def test_a_killed_leader_is_followed_by_the_standby_and_no_request_is_lost(two: Fleet) -> None:
     leader, standby = two.led()
     engines = two.engines()
     with two.traffic():
         leader.end(signal.SIGKILL)
-        wait_until("the standby leads", lambda: two.leader() is standby, WITHIN_S)
-        two.serve("first", "second", count=2, plane=standby)
-        wait_until("the new leader has placed the new model", lambda: two.answers("second"), WITHIN_S)
+        lead_and_place(two, standby)
     assert set(engines) < set(two.engines()), "an engine was restarted"
     assert two.replicas() == ["first", "first", "second"]
     leader.start()
@@ -55,9 +60,7 @@ def test_a_stopped_leader_that_goes_on_later_gives_no_more_orders(two: Fleet) ->
     engines = two.engines()
     with two.traffic():
         leader.send(signal.SIGSTOP)
-        wait_until("the standby leads", lambda: two.leader() is standby, WITHIN_S)
-        two.serve("first", "second", count=2, plane=standby)
-        wait_until("the new leader has placed the new model", lambda: two.answers("second"), WITHIN_S)
+        lead_and_place(two, standby)
         starts = two.starts()
         leader.send(signal.SIGCONT)
         wait_until("the old leader stands by", leader.stands_by, WITHIN_S)
