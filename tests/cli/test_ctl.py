@@ -6,21 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from django.utils import timezone
 from pytest_django.live_server_helper import LiveServer
-from typer.testing import CliRunner
 
 from catalog import actions as catalog_actions
 from catalog import yaml_io
 from catalog.defaults import default_catalog
 from catalog.models import Model
-from llmgw.cli.main import app
 from nodes import identity
 from nodes.models import Event
 from nodes.snapshot import current_summary
@@ -28,36 +24,12 @@ from tenants import actions, rollup
 from tenants.audit import SYSTEM
 from tenants.figures import number
 from tenants.keys import digest
-from tenants.models import AuditEntry, Key, User
+from tenants.models import AuditEntry, Key
 from tests import factories
 from tests.api.cast import make_usage
+from tests.cli.conftest import Ctl
 from tests.pages import machines, rows
 from tests.tenants.test_rollup import Row
-
-Ctl = Callable[..., Result]
-
-
-@pytest.fixture
-def root(transactional_db: None) -> User:
-    return factories.make_user("root", is_superuser=True)
-
-
-@pytest.fixture
-def token_file(root: User, tmp_path: Path, live_server: LiveServer) -> Path:
-    _, secret = actions.make_api_token(user=root, name="ctl", scopes=["read", "write"], actor=SYSTEM)
-    path = tmp_path / "ctl.json"
-    path.write_text(json.dumps({"url": live_server.url, "token": secret}))
-    return path
-
-
-@pytest.fixture
-def llmgw(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> Ctl:
-    monkeypatch.setenv("LLMGW_TOKEN_FILE", str(token_file))
-
-    def run(*words: str, input: str | None = None) -> Result:
-        return CliRunner().invoke(app, words, input=input)
-
-    return run
 
 
 def cluster() -> None:

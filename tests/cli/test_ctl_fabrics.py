@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.test_ctl import Ctl, llmgw, root, token_file  # noqa: F401 - fixtures
+from tests.cli.conftest import Ctl
 from tests.pages import machines
 
 
-def test_fabrics_are_listed_with_what_does_not_agree_and_ports_when_asked_for(llmgw: Ctl) -> None:  # noqa: F811
+def test_fabrics_are_listed_with_what_does_not_agree_and_ports_when_asked_for(llmgw: Ctl) -> None:
     assert "No node declares a fabric. Name them in agent.yaml" in llmgw("ctl", "fabrics").output
     machines.make_fleet()
     found = llmgw("ctl", "fabrics")

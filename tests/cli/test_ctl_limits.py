@@ -9,7 +9,7 @@ import pytest
 from tenants import rollup
 from tenants.models import AuditEntry, Budget, Key, Organisation, Price, Project
 from tests import factories
-from tests.cli.test_ctl import Ctl, llmgw, root, token_file  # noqa: F401 - fixtures
+from tests.cli.conftest import Ctl
 from tests.tenants.test_rollup import of
 
 
@@ -18,7 +18,7 @@ def key(transactional_db: None) -> Key:
     return factories.make_key(project=factories.make_project("bot"), name="production")[0]
 
 
-def test_limits_are_set_shown_and_lifted(llmgw: Ctl, key: Key) -> None:  # noqa: F811
+def test_limits_are_set_shown_and_lifted(llmgw: Ctl, key: Key) -> None:
     Organisation.objects.update(requests_per_minute=50)
     words = ("--requests-per-minute", "60", "--max-concurrent", "4", "--band", "low", "--model", "a", "--model", "b")
     done = llmgw("ctl", "limits", "set", "project", "bot", *words)
@@ -40,7 +40,7 @@ def test_limits_are_set_shown_and_lifted(llmgw: Ctl, key: Key) -> None:  # noqa:
     assert {entry.via for entry in AuditEntry.objects.filter(action="set limits")} == {"cli"}
 
 
-def test_what_cannot_be_set_is_said_in_words(llmgw: Ctl, key: Key) -> None:  # noqa: F811
+def test_what_cannot_be_set_is_said_in_words(llmgw: Ctl, key: Key) -> None:
     assert "Name a limit to set" in llmgw("ctl", "limits", "set", "project", "bot").stderr
     assert "is no number" in llmgw("ctl", "limits", "set", "project", "bot", "--max-concurrent", "x").stderr
     assert "There is no team nobody" in llmgw("ctl", "limits", "show", "team", "nobody").stderr
@@ -52,7 +52,7 @@ def test_what_cannot_be_set_is_said_in_words(llmgw: Ctl, key: Key) -> None:  # n
     assert "give its number" in llmgw("ctl", "limits", "show", "project", "bot").stderr
 
 
-def test_a_budget_is_made_changed_and_removed(llmgw: Ctl, key: Key) -> None:  # noqa: F811
+def test_a_budget_is_made_changed_and_removed(llmgw: Ctl, key: Key) -> None:
     assert "llmgw ctl budgets set project NAME" in llmgw("ctl", "budgets", "list").stdout
     done = llmgw("ctl", "budgets", "set", "project", "bot", "--amount", "12.50")
     assert done.exit_code == 0, done.output
@@ -75,7 +75,7 @@ def test_a_budget_is_made_changed_and_removed(llmgw: Ctl, key: Key) -> None:  # 
     )
 
 
-def test_prices_are_set_listed_and_removed(llmgw: Ctl, key: Key) -> None:  # noqa: F811
+def test_prices_are_set_listed_and_removed(llmgw: Ctl, key: Key) -> None:
     assert "no budget of money counts anything" in llmgw("ctl", "prices", "list").stdout
     words = ("--input", "0.15", "--output", "0.6", "--cached-input", "0.05", "--from", "2026-11-01T00:00:00Z")
     done = llmgw("ctl", "prices", "set", "m", *words)

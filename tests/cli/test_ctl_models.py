@@ -7,30 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
-from typer.testing import CliRunner
 
 from catalog import actions as catalog_actions
 from catalog import spec
 from catalog.models import CatalogVersion, Model
-from llmgw.cli.main import app
-from tenants import actions
 from tenants.audit import SYSTEM
-from tests import factories
-from tests.cli.test_ctl import Ctl
+from tests.cli.conftest import Ctl
 from tests.stubs import tiny_gguf
 
 CPU = spec.Profile(name="cpu", engine="llamacpp")
-
-
-@pytest.fixture
-def llmgw(transactional_db: None, tmp_path: Path, live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Ctl:
-    root = factories.make_user("root", is_superuser=True)
-    _, secret = actions.make_api_token(user=root, name="ctl", scopes=["read", "write"], actor=SYSTEM)
-    path = tmp_path / "ctl.json"
-    path.write_text(json.dumps({"url": live_server.url, "token": secret}))
-    monkeypatch.setenv("LLMGW_TOKEN_FILE", str(path))
-    return lambda *words, input=None: CliRunner().invoke(app, words, input=input)
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ from nodes.models import Certificate, Command, Node
 from tenants.audit import SYSTEM
 from tenants.models import AuditEntry
 from tests import factories
-from tests.cli.test_ctl import Ctl, llmgw, root, token_file
-
-__all__ = ["llmgw", "root", "token_file"]
+from tests.cli.conftest import Ctl
 
 
 def test_a_node_is_drained_and_forgotten_only_by_force_while_it_is_there(llmgw: Ctl) -> None:

@@ -6,10 +6,10 @@ import json
 
 from tenants.models import AuditEntry, CapacityQuota
 from tests import factories
-from tests.cli.test_ctl import Ctl, llmgw, root, token_file  # noqa: F401 - fixtures
+from tests.cli.conftest import Ctl
 
 
-def test_a_quota_is_set_listed_and_lifted(llmgw: Ctl) -> None:  # noqa: F811
+def test_a_quota_is_set_listed_and_lifted(llmgw: Ctl) -> None:
     team = factories.make_team("Red Team")
     team.slug = "red"
     team.save()
@@ -26,7 +26,7 @@ def test_a_quota_is_set_listed_and_lifted(llmgw: Ctl) -> None:  # noqa: F811
     assert [(entry.via, entry.target) for entry in told] == [("cli", "team Red Team")] * 2
 
 
-def test_what_is_no_quota_is_said_in_words(llmgw: Ctl) -> None:  # noqa: F811
+def test_what_is_no_quota_is_said_in_words(llmgw: Ctl) -> None:
     factories.make_team("red")
     assert "is no number and not none" in llmgw("ctl", "quota", "set", "red", "h100-80g", "many").stderr
     assert "There is no team blue" in llmgw("ctl", "quota", "set", "blue", "h100-80g", "8").stderr

@@ -20,7 +20,7 @@ from nodes.models import Backoff, Node
 from tenants.audit import SYSTEM
 from tenants.models import CapacityQuota, User
 from tests import factories
-from tests.cli.test_ctl import Ctl, llmgw, root, token_file  # noqa: F401 - fixtures
+from tests.cli.conftest import Ctl
 from tests.worlds import World
 
 GPU: dict[str, Any] = {"name": "gpu", "engine": "vllm", "gpu_class": "h100-80g", "tp": 2, "gpus_per_node": 2}
@@ -171,7 +171,7 @@ def page_of(user: User, url: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_why_a_model_has_no_place_is_said_alike_everywhere(llmgw: Ctl, root: User, name: str) -> None:  # noqa: F811
+def test_why_a_model_has_no_place_is_said_alike_everywhere(llmgw: Ctl, root: User, name: str) -> None:
     case, world = CASES[name], World()
     case.fleet(world)
     factories.make_model("m", profiles=(case.profile,), team=case.team)
@@ -189,7 +189,7 @@ def test_why_a_model_has_no_place_is_said_alike_everywhere(llmgw: Ctl, root: Use
         assert f"  {line}\n" in why
 
 
-def test_a_raised_quota_gives_the_model_its_place(llmgw: Ctl) -> None:  # noqa: F811
+def test_a_raised_quota_gives_the_model_its_place(llmgw: Ctl) -> None:
     world = World()
     with_quota(world)
     factories.make_model("m", profiles=(GPU,), team="red")
@@ -206,7 +206,7 @@ def test_a_raised_quota_gives_the_model_its_place(llmgw: Ctl) -> None:  # noqa: 
     ]
 
 
-def test_a_thousand_nodes_are_told_in_a_line_each_for_what_they_share(llmgw: Ctl, root: User) -> None:  # noqa: F811
+def test_a_thousand_nodes_are_told_in_a_line_each_for_what_they_share(llmgw: Ctl, root: User) -> None:
     world = World()
     world.add_cards("pattern", cards=8)
     pattern = Node.objects.get()
@@ -239,8 +239,8 @@ def test_a_thousand_nodes_are_told_in_a_line_each_for_what_they_share(llmgw: Ctl
 
 
 def test_where_a_model_waits_after_failures_is_shown_by_node_with_the_next_try(
-    llmgw: Ctl,  # noqa: F811
-    root: User,  # noqa: F811
+    llmgw: Ctl,
+    root: User,
 ) -> None:
     world = World()
     world.now = timezone.now()
@@ -265,7 +265,7 @@ def test_where_a_model_waits_after_failures_is_shown_by_node_with_the_next_try(
         assert "out of memory" in text
 
 
-def test_a_rank_that_waits_for_its_leader_is_shown_waiting(llmgw: Ctl, root: User) -> None:  # noqa: F811
+def test_a_rank_that_waits_for_its_leader_is_shown_waiting(llmgw: Ctl, root: User) -> None:
     world = World()
     two_nodes(world)
     factories.make_model("wide", profiles=({**GPU, "nodes": 2, "tp": 4},))
@@ -295,7 +295,7 @@ def of_page(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_page_api_and_command_print_the_same_figures(llmgw: Ctl, root: User) -> None:  # noqa: F811
+def test_page_api_and_command_print_the_same_figures(llmgw: Ctl, root: User) -> None:
     world = World()
     world.now = timezone.now()
     with_quota(world)
