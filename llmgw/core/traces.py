@@ -23,11 +23,6 @@ def child(of: str = "") -> str:
     return f"00-{trace}-{secrets.token_hex(8)}-{flags}"
 
 
-def trace_of(traceparent: str) -> str:
-    """The trace's id, for log lines; empty for what is no traceparent."""
-    return traceparent[3:35] if _FORM.fullmatch(traceparent) else ""
-
-
 @contextmanager
 def within(traceparent: str = "") -> Iterator[str]:
     """What is done inside belongs to one trace: to that of `traceparent`, to the one that is open, or to a new one."""
