@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar, assert_never
 
@@ -71,23 +72,29 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.connection = secrets.token_hex(16)
         self.registered = False
         self.sender: asyncio.Task[None] | None = None
-        self.deadline: asyncio.TimerHandle | None = None
+        self.deadline: asyncio.Task[None] | None = None
         self.told: dict[tuple[str, int], protocol.ShardState] = {}
         self.errands: tuple[protocol.Errand, ...] = ()
         self.written_at = 0.0
 
     async def dispatch(self, message: dict[str, Any]) -> None:
-        try:
+        async with self._boundary():
             await super().dispatch(message)
+
+    @contextlib.asynccontextmanager
+    async def _boundary(self) -> AsyncIterator[None]:
+        """Around all that a stream does: what goes wrong ends this one alone, and is said."""
+        try:
+            yield
         except StopConsumer:
             raise
         except DatabaseError as error:
             log.error("%s: the store cannot be used (%s); the agent connects again", self.name, error)
             await self.close(BROKEN)
         except OSError as gone:  # which ASGI servers raise when it is sent something meanwhile
-            log.info("The connection of %s ended while it was being answered (%s)", self.name, type(gone).__name__)
+            log.info("The connection of %s ended while it was spoken to (%s)", self.name, type(gone).__name__)
         except Exception:
-            log.exception("%s: a message could not be dealt with; the agent connects again", self.name)
+            log.exception("%s: its stream failed; the agent connects again", self.name)
             await self.close(BROKEN)
 
     @property
@@ -105,8 +112,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self._refuse(proof.reason)
             return
         self.proof = proof
-        loop = asyncio.get_running_loop()
-        self.deadline = loop.call_later(REGISTER_WITHIN_S, lambda: loop.create_task(self._register_late()))
+        self.deadline = asyncio.create_task(self._register_late())
 
     async def disconnect(self, code: int) -> None:
         if self.deadline:
@@ -229,26 +235,20 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         poll = polling.here()
         poll.join(self.clock.now)
         try:
-            while True:
-                due = await self._act(
-                    lambda now: commands.take_due(node=node.name, connection=self.connection, now=now)
-                )
-                for command in due:
-                    await self._say(command)
-                if await listener.wait(LOOK_S) and (over := await self._over()):
-                    await self._refuse(over)
-                    return
-        except DatabaseError as error:
-            log.error("Node %s: the store cannot be used (%s); its agent connects again", node.name, error)
-            await self.close(BROKEN)
-        except OSError as gone:
-            log.info("Node %s: its connection ended while it was sent commands (%s)", node.name, type(gone).__name__)
-        except Exception:
-            log.exception("Node %s: commands could not be sent; its agent connects again", node.name)
-            await self.close(BROKEN)
+            async with self._boundary():
+                await self._pass_on(node, listener)
         finally:
             listener.close()
             poll.leave()
+
+    async def _pass_on(self, node: Node, listener: doorbell.Listener) -> None:
+        while True:
+            due = await self._act(lambda now: commands.take_due(node=node.name, connection=self.connection, now=now))
+            for command in due:
+                await self._say(command)
+            if await listener.wait(LOOK_S) and (over := await self._over()):
+                await self._refuse(over)
+                return
 
     async def _over(self) -> str:
         """Why this stream no longer speaks for its node; empty while it does."""
@@ -264,7 +264,9 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         return "" if row == self.connection else "another stream speaks for this node now"
 
     async def _register_late(self) -> None:
-        await self._refuse(f"nothing was registered within {REGISTER_WITHIN_S:g} s")
+        await asyncio.sleep(REGISTER_WITHIN_S)
+        async with self._boundary():
+            await self._refuse(f"nothing was registered within {REGISTER_WITHIN_S:g} s")
 
     async def _refuse(self, reason: str, retry_after_s: float | None = None) -> None:
         if self.node or self.strangers.again(self.clock.monotonic()):

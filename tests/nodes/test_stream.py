@@ -332,7 +332,7 @@ async def test_an_agent_that_left_while_it_was_answered_is_no_fault(
     async with connected(token) as link:
         monkeypatch.setattr(consumers.AgentStream, "_say", gone)
         await tell(link, a_register())
-        await until(lambda: in_db(lambda: "ended while it was being answered" in caplog.text))
+        await until(lambda: in_db(lambda: "ended while it was spoken to" in caplog.text))
         monkeypatch.undo()
     assert "Traceback" not in caplog.text
 
