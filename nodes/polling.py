@@ -13,7 +13,7 @@ from datetime import datetime
 from weakref import WeakKeyDictionary
 
 from channels.db import database_sync_to_async
-from django.db import DatabaseError
+from django.db import Error
 
 from llmgw.core import doorbell
 from nodes import commands
@@ -50,10 +50,8 @@ class Poll:
             try:
                 for node in await look():
                     doorbell.ring_here(doorbell.commands_for(node))
-            except DatabaseError as error:
+            except Error as error:
                 log.error("Commands to agents could not be looked for (%s); the next look is in %g s", error, POLL_S)
-            except Exception:
-                log.exception("Commands to agents could not be looked for; the next look is in %g s", POLL_S)
 
 
 def here() -> Poll:
