@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from celery import shared_task
@@ -44,26 +46,29 @@ def reconcile() -> None:
 
 def _run_passes() -> None:
     period_s = settings.LLMGW.nodes.reconcile_s
-    try:
+    with _boundary("A pass failed", f"the next one runs within {period_s:g} s"):
         for _ in range(MOST_PASSES):
             held = lease.current(lease.LEADER)
             if held is None or not passes.run_pass(held.at, held=held):
                 return
-    except DatabaseError as error:
-        log.error("A pass failed, as the store cannot be used (%s); the next one runs within %g s", error, period_s)
-    except Exception:
-        log.exception("A pass failed; the next one runs within %g s", period_s)
 
 
 @shared_task(name="nodes.tasks.tidy", ignore_result=True)
 def tidy() -> None:
     """Drop old events and answered commands."""
     nodes = settings.LLMGW.nodes
-    try:
+    with _boundary("Old rows were not dropped", "the next try is within the hour"):
         gone = tidying.tidy(STORE_CLOCK.now(), keep_events=timedelta(days=nodes.keep_events_days))
         if gone:
             log.info("%d old rows of events, commands and loads were dropped", gone)
+
+
+@contextmanager
+def _boundary(failed: str, again: str) -> Iterator[None]:
+    """Around each task: what goes wrong is said, and the schedule tries again."""
+    try:
+        yield
     except DatabaseError as error:
-        log.error("Old rows were not dropped, as the store cannot be used (%s); the next try is within the hour", error)
+        log.error("%s, as the store cannot be used (%s); %s", failed, error, again)
     except Exception:
-        log.exception("Old rows were not dropped; the next try is within the hour")
+        log.exception("%s; %s", failed, again)
