@@ -142,30 +142,29 @@ class NodeCordon(OperatorView):
     @extend_schema(request=None, responses=NodeSerializer)
     def post(self, request: Request, pk: str) -> Response:
         """Nothing new is placed there; what runs goes on. Again changes nothing."""
-        node = one(Node.objects.all(), pk=pk)
-        actions.cordon_node(node=node, actor=actor(request))
-        node.refresh_from_db()
-        return Response(NodeSerializer(node).data)
+        return _acted(request, pk, actions.cordon_node)
 
 
 class NodeUncordon(OperatorView):
     @extend_schema(request=None, responses=NodeSerializer)
     def post(self, request: Request, pk: str) -> Response:
         """Replicas may be placed there again, also after a drain."""
-        node = one(Node.objects.all(), pk=pk)
-        actions.uncordon_node(node=node, actor=actor(request))
-        node.refresh_from_db()
-        return Response(NodeSerializer(node).data)
+        return _acted(request, pk, actions.uncordon_node)
 
 
 class NodeDrain(OperatorView):
     @extend_schema(request=None, responses=NodeSerializer)
     def post(self, request: Request, pk: str) -> Response:
         """Its replicas move elsewhere, new ones first where there is room. Again changes nothing."""
-        node = one(Node.objects.all(), pk=pk)
-        actions.drain_node(node=node, actor=actor(request))
-        node.refresh_from_db()
-        return Response(NodeSerializer(node).data)
+        return _acted(request, pk, actions.drain_node)
+
+
+def _acted(request: Request, pk: str, act: Callable[..., object]) -> Response:
+    """Do it; the node as it is then."""
+    node = one(Node.objects.all(), pk=pk)
+    act(node=node, actor=actor(request))
+    node.refresh_from_db()
+    return Response(NodeSerializer(node).data)
 
 
 _SENT = {202: inline_serializer("SentCommand", {"command": serializers.IntegerField()})}
@@ -226,10 +225,7 @@ class NodeCertificatesRevoked(OperatorView):
     @extend_schema(request=None, responses=NodeSerializer)
     def post(self, request: Request, pk: str) -> Response:
         """Void a node's certificates; its stream ends at once. The node and its engines stay."""
-        node = one(Node.objects.all(), pk=pk)
-        identity.revoke_certificates(node=node, actor=actor(request))
-        node.refresh_from_db()
-        return Response(NodeSerializer(node).data)
+        return _acted(request, pk, identity.revoke_certificates)
 
 
 # --- replicas --------------------------------------------------------------------------------------------------------
