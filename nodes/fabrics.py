@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from agent.protocol import AdapterPort, Fabric, RdmaAdapter
+from nodes.names import some
 
 NAMED = 8
 """Nodes that a sentence names before it only counts them."""
@@ -317,8 +318,7 @@ def _with_nodes(network: Network, nodes: Collection[str]) -> str:
 
 
 def _some(nodes: Collection[str]) -> str:
-    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
-    return ", ".join(sorted(nodes)[:NAMED]) + more
+    return some(sorted(nodes), NAMED)
 
 
 # --- NVLink ----------------------------------------------------------------------------------------------------------

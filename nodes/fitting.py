@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from agent.protocol import Gpu
 from catalog import spec
 from nodes.holdings import Used
+from nodes.names import some
 from nodes.state import Node, required_memory_bytes
 
 LEAST_DISK_BYTES = 512 * 1024 * 1024
@@ -145,7 +146,7 @@ _NOT_READY = {
 def _home_fault(node: Node, ask: Ask) -> str:
     pinned = ask.only_nodes
     if pinned and node.name not in pinned:
-        return f"is not among only_nodes of profile {ask.profile}: {listed(pinned)}"
+        return f"is not among only_nodes of profile {ask.profile}: {some(pinned, NAMED)}"
     if not ask.labels:
         return ""
     labels = dict(node.labels)
@@ -244,7 +245,7 @@ def _cards_fault(node: Node, ask: Ask, free: Types, used: Used) -> str:
     parts = [*parts[:NAMED], f"{len(parts) - NAMED} more replicas"] if len(parts) > NAMED else parts
     if faulty:
         faults = sorted({gpu.fault or "it does not say why" for gpu in faulty})
-        parts.append(f"{len(faulty)} faulty ({listed(faults)})")
+        parts.append(f"{len(faulty)} faulty ({some(faults, NAMED)})")
     if loose >= asked:  # there would be enough, were they alike
         unlike = [gpu.name for gpu in healthy if gpu.uuid not in used.cards]
         parts.append(f"the free ones are {counted(unlike)}, and one replica mixes no types")
@@ -283,11 +284,6 @@ def _reserved_fault(node: Node, ask: Ask, used: Used) -> str:
 
 def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 10**9:.1f} GB"
-
-
-def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def counted(names: Iterable[str] | Mapping[str, int]) -> str:

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from agent.protocol import Fabric, Gpu
 from catalog import spec
 from nodes.cards import Clique, choose, clique_of
-from nodes.fitting import LEAST_DISK_BYTES, Ask, Fit, ask_of, cores_counted, counted, listed
+from nodes.fitting import NAMED, Ask, Fit, ask_of, cores_counted, counted
 from nodes.ground import Ground, Without
-from nodes.holdings import Used, in_use
+from nodes.names import some
 from nodes.state import Cluster, Node, TurnedDown
-
-__all__ = ["LEAST_DISK_BYTES", "NO_NODE", "Part", "Placed", "Unplaced", "Used", "by_priority", "in_use", "place"]
 
 NO_NODE = "no node has joined yet; add one with `llmgw ctl node-token NAME`"
 
@@ -127,7 +125,7 @@ def _nowhere(ask: Ask, ground: Ground) -> str:
     if not ground.nodes:
         return NO_NODE
     if ask.only_nodes and not any(name in ground.nodes for name in ask.only_nodes):
-        return f"no node is named {listed(ask.only_nodes)}; correct only_nodes of profile {ask.profile}"
+        return f"no node is named {some(ask.only_nodes, NAMED)}; correct only_nodes of profile {ask.profile}"
     for name, value in ask.labels:
         if (name, value) not in ground.labels:
             return (
@@ -227,9 +225,9 @@ def _pools(island: _Island, ask: Ask) -> Iterator[tuple[bool, Pool]]:
             clique = clique_of(gpu)
             if clique is not None:
                 inside[clique].append(gpu)
-        for clique, some in inside.items():
-            if len(some) >= ask.cards:
-                cliques[clique].append((fit, some))
+        for clique, enough in inside.items():
+            if len(enough) >= ask.cards:
+                cliques[clique].append((fit, enough))
     for _, pool in sorted(cliques.items(), key=lambda item: item[0]):
         yield True, pool
     yield False, list(island.free.values())

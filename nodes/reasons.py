@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
+from nodes.names import some
 from nodes.state import TurnedDown
 
 FRESH = 16
@@ -86,8 +87,4 @@ def _kind(reason: str) -> str:
 
 
 def _named(nodes: Sequence[str], everywhere: int) -> str:
-    if len(nodes) <= NAMED:
-        return ", ".join(nodes)
-    if len(nodes) == everywhere:
-        return f"all {everywhere:,} nodes"
-    return f"{', '.join(nodes[:NAMED])} and {len(nodes) - NAMED:,} more"
+    return f"all {everywhere:,} nodes" if NAMED < len(nodes) == everywhere else some(nodes, NAMED)

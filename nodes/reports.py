@@ -17,6 +17,7 @@ from llmgw.core.models import Secret
 from nodes import commands, timeline
 from nodes.engine_keys import SECRET_NAME, is_sealed
 from nodes.models import Event, Node, Replica, Shard, Wanted
+from nodes.names import some
 from nodes.poke import poke
 from nodes.state import replica_state
 
@@ -213,8 +214,7 @@ def _refuse(node: str, model: str, status: protocol.ShardState, now: datetime) -
 def _disown(node: str, replicas: list[str], now: datetime) -> None:
     if Event.objects.filter(kind="refused", node=node, replica="", at__gt=now - NOTED_EVERY).exists():
         return
-    more = f" and {len(replicas) - NAMED} more" if len(replicas) > NAMED else ""
-    text = f"node {node} says that it runs {', '.join(replicas[:NAMED])}{more}, which no control plane of this store"
+    text = f"node {node} says that it runs {some(replicas, NAMED)}, which no control plane of this store"
     timeline.note("refused", f"{text} told it to; it is told to stop", at=now, node=node)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.protocol import Fabric
+from nodes.names import some
 from nodes.state import Node
 from nodes.totals import is_closed
 
@@ -79,9 +80,4 @@ def _note(there: Iterable[tuple[Node, Fabric]]) -> str:
     for node, fabric in there:
         if not fabric.up:
             why[fabric.reason or "its agent does not say why"].append(node.name)
-    return "; ".join(f"{_some(nodes)}: {reason}" for reason, nodes in why.items())
-
-
-def _some(nodes: list[str]) -> str:
-    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
-    return ", ".join(nodes[:NAMED]) + more
+    return "; ".join(f"{some(nodes, NAMED)}: {reason}" for reason, nodes in why.items())

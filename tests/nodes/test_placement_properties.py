@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent.protocol import Build, Fabric, Gpu, State
 from catalog import spec
-from nodes.placement import LEAST_DISK_BYTES, Placed, Unplaced, place
+from nodes.fitting import LEAST_DISK_BYTES
+from nodes.placement import Placed, Unplaced, place
 from nodes.state import Cluster, Node, Replica, Shard
 from tests.nodes.fleets import NOW
 

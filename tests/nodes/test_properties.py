@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nodes import backoff
 from nodes.expiry import expire
-from nodes.placement import Placed, Unplaced, in_use, place
+from nodes.holdings import in_use
+from nodes.placement import Placed, Unplaced, place
 from nodes.plans import BackOff, Drain, Forget, Plan, Start, Stop
 from nodes.reconcile import plan
 from nodes.state import Cluster, profile_digest
