@@ -23,11 +23,8 @@ from nodes import commands, reconcile, reports, snapshot, state, timeline
 from nodes.expiry import Expired
 from nodes.models import Backoff, ModelStatus, Node, Replica, ReplicaLoad, Shard, Wanted
 from nodes.plans import Action, BackOff, Drain, Forget, Join, Plan, Recover, Start, Stop
-from nodes.poke import poke
 from nodes.reasons import Lines
 from nodes.scene import Memory
-
-__all__ = ["apply", "poke", "run_pass"]
 
 log = logging.getLogger(__name__)
 

@@ -403,7 +403,7 @@ def test_a_broker_that_is_away_is_only_a_warning(
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(poke, "APP", "tests.nodes.test_actions.lonely")
     with django_capture_on_commit_callbacks(execute=True):
-        passes.poke()
+        poke.poke()
     assert "the next one runs within 3 s" in caplog.text
 
 
@@ -411,7 +411,7 @@ def test_a_poke_puts_a_pass_into_the_queue_on_commit(django_capture_on_commit_ca
     from llmgw.celery import app
 
     with django_capture_on_commit_callbacks(execute=True) as callbacks:
-        passes.poke()
+        poke.poke()
     assert len(callbacks) == 1
     with app.connection_for_read() as connection:
         message = connection.SimpleQueue("celery").get(timeout=30)
