@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
 
 CHUNK_BYTES = 1024 * 1024
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+"""Of a model's or an adapter's settings."""
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -26,6 +29,26 @@ def write_private(path: Path, content: bytes) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def regular(path: Path) -> Path:
+    """`path`, if it is a file: a pipe or a device would be waited for without end. Raises OSError."""
+    if not path.is_file():
+        path.stat()
+        raise OSError(0, "it is no file")
+    return path
+
+
+def read_json(path: Path, limit_bytes: int) -> object:
+    """Raises OSError, and ValueError for what is longer or no JSON."""
+    with regular(path).open("rb") as file:
+        text = file.read(limit_bytes + 1)
+    if len(text) > limit_bytes:
+        raise ValueError
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError from None
 
 
 def remove(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,6 @@ INHERITED = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
 )
 INHERITED_PREFIXES = ("CUDA_", "NVIDIA_", "GGML_", "OMP_")
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 class NotStarted(Exception):
@@ -77,8 +75,7 @@ def adapter_rank(paths: Iterable[Path]) -> int | None:
 def _config(path: Path) -> object:
     """What a model's config.json says; None where there is none, or none that can be read as one."""
     try:
-        with (path / "config.json").open("rb") as file:
-            return json.loads(file.read(MAX_CONFIG_BYTES))
+        return files.read_json(path / "config.json", files.MAX_CONFIG_BYTES)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 

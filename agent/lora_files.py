@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent import gguf, lora, safetensors
+from agent import files, gguf, lora, safetensors
 from agent.gguf import Shape
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_INDEX_BYTES = 64 * 1024 * 1024
 MAX_SHARDS = 1024
 
@@ -23,7 +21,7 @@ class Unread(Exception):
 def gguf_head(path: Path) -> gguf.Head:
     """Raises Unread, and gguf.NotGguf."""
     try:
-        with _regular(path).open("rb") as file:
+        with files.regular(path).open("rb") as file:
             return gguf.read_head(file)
     except OSError as error:
         raise _unread(error) from None
@@ -63,8 +61,8 @@ def read_peft(directory: Path) -> lora.Peft | str:
             pickled = next((name for name in PICKLES if (directory / name).exists()), "")
             why = f"{pickled} is a pickle, which can run code" if pickled else "its tensors are missing"
             return f"{directory} holds no {TENSORS} ({why}). Save it as safetensors."
-        config = _json(directory / CONFIG, MAX_CONFIG_BYTES)
-        with _regular(directory / TENSORS).open("rb") as file:
+        config = files.read_json(directory / CONFIG, files.MAX_CONFIG_BYTES)
+        with files.regular(directory / TENSORS).open("rb") as file:
             return lora.read_peft(config, safetensors.read_shapes(file))
     except OSError as error:
         raise _unread(error) from None
@@ -80,39 +78,20 @@ def model_shapes(directory: Path) -> Mapping[str, Shape] | None:
         index = directory / "model.safetensors.index.json"
         names = ["model.safetensors"]
         if index.exists():
-            held = _json(index, MAX_INDEX_BYTES)
+            held = files.read_json(index, MAX_INDEX_BYTES)
             parts = held.get("weight_map") if isinstance(held, dict) else None
             names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
         if not names or len(names) > MAX_SHARDS or any("/" in name or not name for name in names):
             return None
         shapes: dict[str, Shape] = {}
         for name in names:
-            with _regular(directory / name).open("rb") as file:
+            with files.regular(directory / name).open("rb") as file:
                 shapes |= safetensors.read_shapes(file)
         return shapes
     except OSError as error:
         raise _unread(error) from None
     except ValueError:
         return None
-
-
-def _json(path: Path, limit: int) -> object:
-    with _regular(path).open("rb") as file:
-        text = file.read(limit + 1)
-    if len(text) > limit:
-        raise ValueError
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError from None
-
-
-def _regular(path: Path) -> Path:
-    """`path`, if it is a file: a pipe or a device would be waited for without end."""
-    if not path.is_file():
-        path.stat()
-        raise OSError(0, "it is no file")
-    return path
 
 
 def _unread(error: OSError) -> Unread:

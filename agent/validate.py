@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from agent import builds, flags, sources
+from agent import builds, flags, gguf, sources
 from agent.engines import ENGINES, ranks
 from agent.engines.base import Engine, is_repository
 from agent.host import Host
 from agent.protocol import Gpu, ShardSpec
 
-GGUF_MAGIC = b"GGUF"
 FP8_CAPABILITY = 8.9
 """The least compute capability of cards that compute in fp8."""
 FP8_FLAGS = ("--quantization", "-q", "--kv-cache-dtype")
@@ -147,7 +146,7 @@ def weights_refusal(
         return _model_refusal(engine, path, is_file=is_file, head=head, config=config, cards=cards)
     if not is_file:
         return f"source: {path} is not a file. llama.cpp needs one GGUF file."
-    if not head.startswith(GGUF_MAGIC):
+    if not head.startswith(gguf.MAGIC):
         return f"source: {path} is not a GGUF file (it does not begin with GGUF). Name a model in GGUF format."
     return None
 
@@ -156,7 +155,7 @@ def _model_refusal(
     engine: str, path: str, *, is_file: bool, head: bytes, config: object, cards: tuple[Gpu, ...]
 ) -> str | None:
     if is_file:
-        if head.startswith(GGUF_MAGIC):
+        if head.startswith(gguf.MAGIC):
             return None
         return f"source: {path} is one file and not in GGUF format. Name the model's directory, which {engine} reads."
     if not isinstance(config, Mapping):
@@ -171,7 +170,7 @@ def adapter_refusal(engine: str, name: str, path: str, *, is_file: bool, head: b
     """Why the adapter at `path` cannot be attached; `head` holds the file's first bytes."""
     if engine != "llamacpp":
         return None
-    if not is_file or not head.startswith(GGUF_MAGIC):
+    if not is_file or not head.startswith(gguf.MAGIC):
         return f"adapter {name}: {path} is not a GGUF file. llama.cpp needs a LoRA adapter converted to GGUF."
     if "," in path or ":" in path:
         return f"adapter {name}: {path} holds a comma or colon, which llama.cpp takes for the end of a name. Rename it."

@@ -112,6 +112,7 @@ FP8 = '{"quantization_config": {"quant_method": "fp8"}}'
         ("", (), "holds no config.json that can be read"),
         ("[1]", (), "holds no config.json that can be read"),
         ("{", (), "holds no config.json that can be read"),
+        ("[" * 100_000, (), "holds no config.json that can be read"),
     ],
 )
 def test_a_directory_of_weights_is_looked_at(tmp_path: Path, config: str, cards: tuple[Gpu, ...], says: str) -> None:
