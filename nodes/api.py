@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from django.db import transaction
 from django.db.models import QuerySet
 from django.urls import path
 from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
@@ -96,15 +95,9 @@ class NodeDetail(generics.RetrieveAPIView[Node], OperatorView):
         """Change labels, reserved cores or disabled engines: all of it, or nothing."""
         wanted = NodeChangeSerializer(data=request.data)
         wanted.is_valid(raise_exception=True)
-        node, by, told = one(Node.objects.all(), pk=pk), actor(request), wanted.validated_data
+        node = one(Node.objects.all(), pk=pk)
         try:
-            with transaction.atomic():
-                if "labels" in told:
-                    keeping.label_node(node=node, change=told["labels"], actor=by)
-                if "reserved_cores" in told:
-                    keeping.reserve_cores(node=node, cores=told["reserved_cores"], actor=by)
-                if "disabled_engines" in told:
-                    keeping.disable_engines(node=node, engines=told["disabled_engines"], actor=by)
+            keeping.keep_node(node=node, actor=actor(request), **wanted.validated_data)
         except labels.LabelFault as fault:
             raise Refused(str(fault), code="invalid", fields={"labels": [str(fault)]}) from None
         except keeping.NotKept as fault:

@@ -24,6 +24,24 @@ class NotKept(Exception):
 
 
 @transaction.atomic
+def keep_node(
+    *,
+    node: Node,
+    actor: Actor,
+    labels: Mapping[str, str | None] | None = None,
+    reserved_cores: float | None = None,
+    disabled_engines: Iterable[str] | None = None,
+) -> None:
+    """Any of these at once: all of it, or nothing; None leaves as it is. Raises labels.LabelFault and NotKept."""
+    if labels is not None:
+        label_node(node=node, change=labels, actor=actor)
+    if reserved_cores is not None:
+        reserve_cores(node=node, cores=reserved_cores, actor=actor)
+    if disabled_engines is not None:
+        disable_engines(node=node, engines=disabled_engines, actor=actor)
+
+
+@transaction.atomic
 def label_node(*, node: Node, change: Mapping[str, str | None], actor: Actor) -> bool:
     """Set labels, or with None take away what was set. False when nothing changes. Raises labels.LabelFault."""
     row = Node.objects.select_for_update().get(pk=node.pk)

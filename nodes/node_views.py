@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django.contrib import messages
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
@@ -43,7 +42,7 @@ def node_manage(request: HttpRequest, name: str) -> HttpResponse:
     form = NodeKeepForm(request.POST if request.method == "POST" else None, node=node)
     if form.is_valid():
         try:
-            _keep(node, form, Actor.of(request))
+            keeping.keep_node(node=node, actor=Actor.of(request), **{**form.cleaned_data, "labels": form.change()})
         except (LabelFault, keeping.NotKept) as fault:
             form.add_error(None, str(fault))
         else:
@@ -53,13 +52,6 @@ def node_manage(request: HttpRequest, name: str) -> HttpResponse:
     certificates = node.certificates.all()
     context = {"node": node, "form": form, "removable": removable, "certificates": certificates}
     return render(request, "nodes/node_manage.html", context)
-
-
-@transaction.atomic
-def _keep(node: Node, form: NodeKeepForm, actor: Actor) -> None:
-    keeping.label_node(node=node, change=form.change(), actor=actor)
-    keeping.reserve_cores(node=node, cores=form.cleaned_data["reserved_cores"], actor=actor)
-    keeping.disable_engines(node=node, engines=form.cleaned_data["disabled_engines"], actor=actor)
 
 
 def _remove(request: HttpRequest, node: Node) -> HttpResponse:
