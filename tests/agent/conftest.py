@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from agent import process, protocol
 from agent.config import AgentSettings
 from agent.main import Agent
-from agent.protocol import Ack, Body, Command, Heartbeat, Register, ShardSpec, ShardStatus, Up, Welcome
+from agent.protocol import Ack, Body, Command, Heartbeat, Register, ShardSpec, ShardStatus, StartShard, Up, Welcome
 
 ROOT = Path(__file__).parents[2]
 STUB = ROOT / "tests" / "stubs" / "stub_engine.py"
@@ -267,18 +267,38 @@ def settings_for(url: str, directory: Path, binary: Path | None) -> AgentSetting
 
 
 @pytest.fixture
-async def agent(agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> AsyncIterator[AgentTask]:
+def agents() -> tuple[type[AgentTask], type[AgentProcess]]:
+    """What a test's agent is, in its loop and as a process."""
+    return AgentTask, AgentProcess
+
+
+@pytest.fixture
+async def agent(
+    agents: tuple[type[AgentTask], type[AgentProcess]], agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[AgentTask]:
     caplog.set_level("INFO")
-    one = AgentTask(agent_settings, caplog)
+    one = agents[0](agent_settings, caplog)
     yield one
     await one.end()
 
 
 @pytest.fixture
-def agent_process(tmp_path: Path, agent_settings: AgentSettings) -> Iterator[AgentProcess]:
-    one = AgentProcess(tmp_path, agent_settings)
+def agent_process(
+    agents: tuple[type[AgentTask], type[AgentProcess]], tmp_path: Path, agent_settings: AgentSettings
+) -> Iterator[AgentProcess]:
+    one = agents[1](tmp_path, agent_settings)
     yield one
     one.end()
+
+
+async def told(
+    plane: ControlPlane, agent: AgentTask | AgentProcess, shard: ShardSpec, *, key: str | None = None
+) -> None:
+    """Start the agent, unless it is, and tell it to start a shard."""
+    if not agent.started:
+        agent.start()
+    await eventually(lambda: plane.registers, what="register")
+    await plane.send(StartShard(spec=shard, engine_key=key))
 
 
 def spec(source: Path | str, replica: str = "r1", **changes: object) -> ShardSpec:

@@ -12,7 +12,7 @@ import pytest
 from agent import probe, process, shards
 from agent.config import AgentSettings
 from agent.protocol import Refused, StartShard, StopShard
-from tests.agent.conftest import AgentProcess, AgentTask, ControlPlane, end_engines, engines_of, eventually, spec
+from tests.agent.conftest import AgentProcess, AgentTask, ControlPlane, end_engines, engines_of, eventually, spec, told
 
 KEY = "k" * 64
 
@@ -21,10 +21,7 @@ async def _ready(
     agent: AgentTask | AgentProcess, plane: ControlPlane, gguf: Path, replica: str = "r1", **changes: object
 ) -> int:
     """Start agent and shard as needed; the engine's pid when it is ready."""
-    if not agent.started:
-        agent.start()
-    await eventually(lambda: plane.registers, what="register")
-    await plane.send(StartShard(spec=spec(gguf, replica, **changes), engine_key=KEY))
+    await told(plane, agent, spec(gguf, replica, **changes), key=KEY)
     await eventually(lambda: plane.states(replica)[-1:] == ["ready"], what=f"ready\n{agent.log}")
     pid = plane.last(replica).status.pid
     assert pid is not None
@@ -85,9 +82,7 @@ async def test_an_engine_killed_from_outside_is_failed_with_the_signal_and_its_l
 async def test_an_engine_that_exits_while_starting_says_why(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf, env={"STUB_FAIL": "exit"})))
+    await told(control_plane, agent, spec(gguf, env={"STUB_FAIL": "exit"}))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     failed = control_plane.last("r1")
     assert failed.status.reason == "exited with status 3"
@@ -97,9 +92,7 @@ async def test_an_engine_that_exits_while_starting_says_why(
 async def test_an_unknown_flag_of_a_profile_fails_with_the_flag_in_the_tail(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf, args=("--no-such-flag",))))
+    await told(control_plane, agent, spec(gguf, args=("--no-such-flag",)))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     assert "--no-such-flag" in control_plane.last("r1").tail
 
@@ -107,9 +100,7 @@ async def test_an_unknown_flag_of_a_profile_fails_with_the_flag_in_the_tail(
 async def test_an_engine_that_lists_another_name_is_not_ready_but_failed(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf, env={"STUB_FAIL": "unnamed"})))
+    await told(control_plane, agent, spec(gguf, env={"STUB_FAIL": "unnamed"}))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     assert "does not list 'tiny'" in control_plane.last("r1").status.reason
 
@@ -117,9 +108,7 @@ async def test_an_engine_that_lists_another_name_is_not_ready_but_failed(
 async def test_an_engine_that_never_serves_fails_at_its_startup_timeout(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf, startup_timeout_s=1, env={"STUB_FAIL": "never"})))
+    await told(control_plane, agent, spec(gguf, startup_timeout_s=1, env={"STUB_FAIL": "never"}))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     assert "startup_timeout" in control_plane.last("r1").status.reason
     assert not engines_of(agent.settings)

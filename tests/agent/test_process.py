@@ -25,7 +25,7 @@ from agent.process import Identity
 from agent.protocol import ShardSpec, ShardStatus, StartShard, StopShard
 from agent.supervisor import Supervisor
 from agent.weights import Weights
-from tests.agent.conftest import AgentTask, ControlPlane, end_engines, engines_of, eventually, free_port, spec
+from tests.agent.conftest import AgentTask, ControlPlane, end_engines, engines_of, eventually, free_port, spec, told
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -248,9 +248,7 @@ async def test_a_sidecar_starts_first_and_goes_with_the_shard(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path, rendezvous: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENGINES, "llamacpp", WithSidecar(rendezvous, LISTENS))
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf)))
+    await told(control_plane, agent, spec(gguf))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["ready"])
     assert len(engines_of(agent.settings)) == 2
     sidecar = next(pid for pid in engines_of(agent.settings) if pid != control_plane.last("r1").status.pid)
@@ -270,9 +268,7 @@ async def test_a_rendezvous_that_never_listens_fails_the_shard_in_time(
     agent: AgentTask, control_plane: ControlPlane, gguf: Path, rendezvous: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENGINES, "llamacpp", WithSidecar(rendezvous, "import time; time.sleep(60)", wait_s=0.5))
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=spec(gguf)))
+    await told(control_plane, agent, spec(gguf))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"])
     assert f"nothing listened on 127.0.0.1:{rendezvous} within 0.5 s" in control_plane.last("r1").status.reason
     assert not engines_of(agent.settings)

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -33,6 +32,7 @@ from tests.agent.conftest import (
     free_port,
     settings_for,
     spec,
+    told,
 )
 from tests.agent.test_lora import write_peft
 from tests.stubs import played_node
@@ -63,18 +63,8 @@ def agent_settings(control_plane: ControlPlane, tmp_path: Path) -> AgentSettings
 
 
 @pytest.fixture
-async def agent(agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture) -> AsyncIterator[AgentTask]:
-    caplog.set_level("INFO")
-    one = PlayedTask(agent_settings, caplog)
-    yield one
-    await one.end()
-
-
-@pytest.fixture
-def agent_process(tmp_path: Path, agent_settings: AgentSettings) -> Iterator[AgentProcess]:
-    one = PlayedProcess(tmp_path, agent_settings)
-    yield one
-    one.end()
+def agents() -> tuple[type[AgentTask], type[AgentProcess]]:
+    return PlayedTask, PlayedProcess
 
 
 @pytest.fixture
@@ -93,10 +83,7 @@ def rank(number: int, model: Path, **changes: object) -> ShardSpec:
 
 async def listening(agent: AgentTask | AgentProcess, control_plane: ControlPlane, shard: ShardSpec) -> int:
     """Start a leader; where it awaits the others."""
-    if not agent.started:
-        agent.start()
-    await eventually(lambda: control_plane.registers, what="register")
-    await control_plane.send(StartShard(spec=shard))
+    await told(control_plane, agent, shard)
 
     def place() -> int | None:
         return control_plane.last("r1").status.rendezvous if control_plane.states("r1") else None
@@ -175,9 +162,7 @@ async def test_an_agent_that_is_killed_finds_sidecar_server_and_meeting_place_ag
 async def test_a_start_that_its_agents_end_cut_off_is_undone_and_said(
     agent_process: AgentProcess, control_plane: ControlPlane, model: Path
 ) -> None:
-    agent_process.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=rank(0, model, launch_mode="ray", env={"STUB_HEAD_S": "100"})))
+    await told(control_plane, agent_process, rank(0, model, launch_mode="ray", env={"STUB_HEAD_S": "100"}))
     await eventually(lambda: engines_of(agent_process.settings), what="the head")
     records = agent_process.settings.work_dir / "shards"
     await eventually(lambda: list(records.glob("*.json")), what="its record")
@@ -270,9 +255,7 @@ async def test_a_flag_that_vllm_does_not_have_is_in_the_tail_of_the_failure(
 async def test_vllms_processes_that_outlive_it_are_ended_with_it(
     agent: AgentTask, control_plane: ControlPlane, model: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=rank(0, model, nodes=1, tp=1, fabric="", env={"STUB_FAIL": "orphans"})))
+    await told(control_plane, agent, rank(0, model, nodes=1, tp=1, fabric="", env={"STUB_FAIL": "orphans"}))
     await ready(control_plane, agent.log)
     assert len(engines_of(agent.settings)) == 2
     os.kill(process_of(agent.settings, "serve"), signal.SIGKILL)
@@ -317,9 +300,7 @@ async def test_a_program_that_is_not_there_is_named(
     agent: AgentTask, control_plane: ControlPlane, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ray").unlink()
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=rank(0, model, launch_mode="ray")))
+    await told(control_plane, agent, rank(0, model, launch_mode="ray"))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     says = f"{tmp_path / 'ray'} is not there. Install it, or correct agent.yaml."
     assert control_plane.last("r1").status.reason == says
@@ -328,9 +309,7 @@ async def test_a_program_that_is_not_there_is_named(
 async def test_a_fabric_that_the_node_has_not_is_refused_before_anything_starts(
     agent: AgentTask, control_plane: ControlPlane, model: Path
 ) -> None:
-    agent.start()
-    await eventually(lambda: control_plane.registers)
-    await control_plane.send(StartShard(spec=rank(0, model, fabric="ib7")))
+    await told(control_plane, agent, rank(0, model, fabric="ib7"))
     await eventually(lambda: control_plane.states("r1")[-1:] == ["failed"], what="failed")
     assert control_plane.last("r1").status.reason.startswith("fabric: ib7 is not declared on this node.")
     assert process.marked(f"n|{agent.settings.work_dir}") == {}
