@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.host import Host
+from agent.protocol import AUTO, NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ XLLAMACPP = Wheel(
     disk_bytes=300 * 2**20,
 )
 BUILDS: tuple[Wheel, ...] = (XLLAMACPP,)
-
+NAMED = "named"
+"""The name of a build that the operator installed and named in agent.yaml."""
 
 NAMED_ONLY = {"vllm": "vllm.binary", "sglang": "sglang.python"}
 """Engines that this version installs nowhere, and the setting that names what the operator has installed."""
@@ -65,3 +67,16 @@ def objection(build: Wheel, host: Host) -> str | None:
     if host.gpus:
         return f"{build.name} computes on CPUs only, and this node has {host.gpus} GPUs that it would leave idle."
     return None
+
+
+def passed_over(engine: str, name: str, chosen: str) -> str:
+    """Why a build is not to be used where `chosen` is the choice for its engine; empty when it may be."""
+    if chosen == NONE:
+        return switched_off(engine)
+    if chosen in (AUTO, name):
+        return ""
+    return f"Not chosen: the control plane chose {chosen}. To use it: llmgw ctl engine-build NODE {engine} {name}."
+
+
+def switched_off(engine: str) -> str:
+    return f"Switched off by the control plane. To use {engine} again: llmgw ctl engine-build NODE {engine} auto."

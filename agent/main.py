@@ -34,6 +34,7 @@ from agent.protocol import (
     InstallEngine,
     Inventory,
     Register,
+    SetEngineBuild,
     ShardStatus,
     StartShard,
     StopShard,
@@ -48,6 +49,7 @@ FIRST_LOOK_S = 3.0
 """How long a register waits for hardware to be read for the first time; heartbeats tell what comes later."""
 SHOWN_LOOK_S = 60.0
 """How long a person who asks for the inventory waits for it."""
+NOTHING_TOLD = Inventory(hostname="")
 
 
 class Agent:
@@ -67,6 +69,7 @@ class Agent:
         )
         self._errands = Errands(self._weights, self._installer, lambda: self._supervisor.host)
         self._answers = Answers(self._carry_out)
+        self._telling: asyncio.Task[None] | None = None
 
     async def serve(self, stopped: asyncio.Event) -> None:
         """Until `stopped` is set; then within 5 s, engines aside."""
@@ -79,6 +82,8 @@ class Agent:
             await self._session.flush(1.0)
         for task in (watching, speaking):
             task.cancel()
+        if self._telling:
+            self._telling.cancel()
         await asyncio.wait((watching, speaking), timeout=STOP_SESSION_S)
         await self._errands.close()
         if not self._settings.stop_engines_on_exit:
@@ -133,8 +138,20 @@ class Agent:
                 return self._supervisor.stop_shard(stop)
             case Fetch() | InstallEngine() as errand:
                 return self._errands.begin(command.id, errand)
+            case SetEngineBuild() as choice:
+                error = self._installer.choose(choice.engine, choice.build, self._supervisor.host)
+                if not error:
+                    self._telling = asyncio.get_running_loop().create_task(self._tell_anew())
+                return error
             case other:
                 assert_never(other)
+
+    async def _tell_anew(self) -> None:
+        """At once, so that nothing is placed by what this node was a moment ago."""
+        try:
+            self._session.publish(await self.heartbeat(NOTHING_TOLD))
+        except Exception:  # the agent's boundary: the next heartbeat tells it
+            log.exception("What this node runs cannot be told at once")
 
 
 def run(settings: AgentSettings, hardware: Hardware | None = None) -> int:
@@ -199,6 +216,7 @@ def inventory_text(found: Inventory) -> str:
             ("build", f"{build.engine}: {build.name} {build.version}" + (f" - {build.reason}" if build.reason else ""))
             for build in found.builds
         ),
+        *(("chosen", f"{engine}: {build}") for engine, build in sorted((found.engine_builds or {}).items())),
         *(("file", f"{file.path}  {file.size_bytes / 1e6:.0f} MB") for file in found.files),
         *(("cut", f"the list of {name} is longer than shown") for name in found.cut),
     ]
@@ -308,6 +326,7 @@ def _inventory(machine: Machine, weights: Weights, installer: Installer, host: H
         fabrics=found.fabrics,
         adapters=found.adapters,
         builds=installer.present(host),
+        engine_builds=installer.chosen(),
         files=present,
         cut=("files",) if cut else (),
     )

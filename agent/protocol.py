@@ -26,6 +26,9 @@ MAX_SHARDS = 1024
 MAX_TEXT = 400
 """Of one line in an inventory, in characters. A longer one is cut; a file's path is left out instead."""
 MAX_PATH = 1000
+MAX_BUILD_NAME = 80
+AUTO, NONE = "auto", "none"
+"""What is chosen of an engine's builds beside one of them by its name: the best that runs, or not one."""
 
 State = Literal["fetching", "installing", "starting", "loading", "ready", "draining", "stopping", "stopped", "failed"]
 STATES: tuple[State, ...] = State.__args__  # type: ignore[attr-defined]
@@ -154,6 +157,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     adapters: tuple[RdmaAdapter, ...] = ()
     """All of the machine's, declared in a fabric or not."""
     builds: tuple[Build, ...] = ()
+    engine_builds: dict[str, str] | None = None
+    """By engine, the build that a control plane chose, where that is not AUTO. None: the agent takes no choice."""
     files: tuple[File, ...] = ()
     cut: tuple[str, ...] = ()
     """Names of the lists above that were cut to fit the message."""
@@ -341,7 +346,15 @@ class InstallEngine(Struct, frozen=True, kw_only=True, tag="install_engine"):
     engine: str
 
 
-Body = StartShard | StopShard | Fetch | InstallEngine
+class SetEngineBuild(Struct, frozen=True, kw_only=True, tag="set_engine_build"):
+    """Which build of an engine starts from now on: AUTO, NONE, or one of the inventory's by name. Kept over restarts;
+    what runs is left as it is."""
+
+    engine: str
+    build: str
+
+
+Body = StartShard | StopShard | Fetch | InstallEngine | SetEngineBuild
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):

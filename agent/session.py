@@ -13,7 +13,7 @@ from agent import stream
 from agent.backoff import Backoff
 from agent.config import AgentSettings
 from agent.credentials import Credentials
-from agent.protocol import ShardStatus
+from agent.protocol import Heartbeat, ShardStatus
 from agent.stream import Ended, Node, Stream
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class Session:
         self._streams: list[Stream] = []
         self._event = asyncio.Event()
 
-    def publish(self, status: ShardStatus) -> None:
-        """Send a transition; without a stream it is not kept, because every register tells the whole truth anew."""
+    def publish(self, news: ShardStatus | Heartbeat) -> None:
+        """Send it at once; without a stream it is not kept, because every register tells the whole truth anew."""
         for each in self._streams:
-            each.put(status)
+            each.put(news)
 
     async def flush(self, limit_s: float) -> None:
         """Wait until all that was put is sent, as far as it goes in this time."""

@@ -96,6 +96,7 @@ class Supervisor:
         self._runs.pop(key, None)
         self._runs[key] = run
         reason = validate.refusal(spec, self.host, has_binary=spec.engine in self._settings.programs)
+        reason = reason or self._installer.refusal(spec.engine)
         self._feed(key, shards.Broke(reason) if reason else shards.Asked())
         return reason or ""
 

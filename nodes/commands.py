@@ -58,7 +58,7 @@ def _with_secrets(stored: object, node: str) -> protocol.Body:
             secret = Secret.named(SECRET_NAME)
             sealed = msgspec.structs.replace(body.spec, seal=seal(secret, node, body.spec))
             return protocol.StartShard(spec=sealed, engine_key=engine_key(secret, body.spec.replica))
-        case protocol.StopShard() | protocol.Fetch() | protocol.InstallEngine():
+        case protocol.StopShard() | protocol.Fetch() | protocol.InstallEngine() | protocol.SetEngineBuild():
             return body
         case _:
             assert_never(body)
@@ -88,7 +88,7 @@ def _about(body: protocol.Body) -> tuple[str, int]:
             return body.spec.replica, body.spec.rank
         case protocol.StopShard():
             return body.replica, body.rank
-        case protocol.Fetch() | protocol.InstallEngine():
+        case protocol.Fetch() | protocol.InstallEngine() | protocol.SetEngineBuild():
             return "", 0
         case _:
             assert_never(body)

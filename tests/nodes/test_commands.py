@@ -27,6 +27,7 @@ EXAMPLES: dict[type, protocol.Body] = {
     protocol.StopShard: protocol.StopShard(replica="r", rank=1, grace_s=3),
     protocol.Fetch: protocol.Fetch(source="/x"),
     protocol.InstallEngine: protocol.InstallEngine(engine="vllm"),
+    protocol.SetEngineBuild: protocol.SetEngineBuild(engine="vllm", build="none"),
 }
 
 
