@@ -11,6 +11,7 @@ from rest_framework.response import Response
 
 import catalog.api
 import nodes.api
+import nodes.build_api
 import nodes.fabric_api
 import nodes.quota_api
 import routing.api
@@ -37,6 +38,7 @@ v1 = [
     *tenants.price_api.urlpatterns,
     *catalog.api.urlpatterns,
     *nodes.api.urlpatterns,
+    *nodes.build_api.urlpatterns,
     *nodes.fabric_api.urlpatterns,
     *nodes.quota_api.urlpatterns,
     *routing.api.urlpatterns,

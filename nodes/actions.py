@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from agent import protocol
 from llmgw.core import doorbell, lease
-from nodes import commands, identity, labels, reports, timeline
+from nodes import choosing, commands, identity, labels, reports, timeline
 from nodes.models import ModelStatus, Node, NodeState, Shard
 from nodes.poke import poke
 from tenants import audit
@@ -56,6 +56,7 @@ def register_node(
     node.inventory = msgspec.to_builtins(register.inventory)
     node.connection = connection
     node.registered_at = node.last_seen_at = now
+    choosing.agree(node, register.inventory.engine_builds, now)
     node.save()
     if before != NodeState.READY:
         text = f"node {node.name} has joined" if before == NodeState.JOINING else f"node {node.name} is back"

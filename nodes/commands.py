@@ -98,6 +98,12 @@ def unanswered(replica: str, kind: str) -> QuerySet[Command]:
     return Command.objects.filter(replica=replica, acknowledged_at=None, body__type=kind)
 
 
+def unanswered_choices(node: str, engine: str) -> QuerySet[Command]:
+    """What a node was told of which build of an engine it uses, and has not answered."""
+    mine = Command.objects.filter(node=node, acknowledged_at=None)
+    return mine.filter(body__type="set_engine_build", body__engine=engine)
+
+
 def are_many(node: str) -> bool:
     """So many wait for the node's answer that it is asked for nothing more that it could bring about itself."""
     return Command.objects.filter(node=node, acknowledged_at=None).count() >= protocol.MAX_SHARDS

@@ -16,6 +16,7 @@ MAX_NAME = 120
 MAX_NODE = 128
 MAX_CLASS = 80
 MAX_ERRANDS = 64
+MAX_CHOICES = 16
 LARGEST = 2**63 - 1
 LARGEST_IN_ROWS = 2**31 - 1
 # As colours, titles and cursor moves are written, in seven and in eight bits.
@@ -135,6 +136,11 @@ def _check_inventory(told: protocol.Inventory) -> None:
         if len(gpu.gpu_class) > MAX_CLASS or max(len(gpu.name), len(gpu.fault)) > protocol.MAX_TEXT:
             raise Unfit(f"class, name or fault of card {gpu.uuid} is too long")
     _check_count("files", len(told.files), protocol.MAX_FILES)
+    chosen = told.engine_builds or {}
+    _check_count("choices of builds", len(chosen), MAX_CHOICES)
+    for word in (*chosen, *chosen.values()):
+        if not (1 <= len(word) <= protocol.MAX_BUILD_NAME and word.isprintable()):
+            raise Unfit(f"a chosen build or its engine is not one line of 1 to {protocol.MAX_BUILD_NAME} characters")
     sizes = (told.cpu.cores, told.memory_bytes, *(disk.free_bytes for disk in told.disks))
     if any(size is not None and size < 0 for size in sizes):
         raise Unfit("cores, memory or free disk are less than nothing")

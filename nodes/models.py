@@ -29,6 +29,9 @@ class Node(models.Model):
     told_labels = models.JSONField(default=dict, blank=True, help_text="As its agent.yaml says.")
     set_labels = models.JSONField(default=dict, blank=True, help_text="By operators; they win.")
     disabled_engines = models.JSONField(default=list, blank=True)
+    engine_builds = models.JSONField(
+        default=dict, blank=True, help_text="By engine, the build that was chosen: auto, none, or its name."
+    )
     reserved_cores = models.FloatField(default=0)
     agent_version = models.CharField(max_length=40, blank=True)
     inventory = models.JSONField(default=dict, help_text="agent.protocol.Inventory as registered.")

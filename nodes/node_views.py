@@ -1,4 +1,4 @@
-"""The page where operators manage one node: in use or not, labels, reserved cores, engines, and forgetting it."""
+"""The page where operators manage one node: in use or not, labels, cores, engines and their builds, forgetting it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from nodes import actions, identity, keeping
+from nodes import actions, builds, choosing, identity, keeping
 from nodes.forms import NodeKeepForm
 from nodes.labels import LabelFault
 from nodes.models import Node, NodeState
@@ -34,6 +34,8 @@ def node_manage(request: HttpRequest, name: str) -> HttpResponse:
     act = request.POST.get("act", "")
     if act == "remove":
         return _remove(request, node)
+    if act == "build":
+        return _choose(request, node)
     if act in ACTS:
         do, done = ACTS[act]
         do(node=node, actor=Actor.of(request))
@@ -50,8 +52,25 @@ def node_manage(request: HttpRequest, name: str) -> HttpResponse:
             return redirect("node-manage", name=node.name)
     removable = node.state in (NodeState.LOST, NodeState.JOINING)
     certificates = node.certificates.all()
-    context = {"node": node, "form": form, "removable": removable, "certificates": certificates}
+    context = {
+        "node": node,
+        "form": form,
+        "engines": choosing.lines_of(node),
+        "removable": removable,
+        "certificates": certificates,
+    }
     return render(request, "nodes/node_manage.html", context)
+
+
+def _choose(request: HttpRequest, node: Node) -> HttpResponse:
+    engine, build = request.POST.get("engine", ""), request.POST.get("build", "")
+    try:
+        choosing.choose_build(node=node, engine=engine, build=build, actor=Actor.of(request))
+    except keeping.NotKept as fault:
+        messages.error(request, str(fault))
+    else:
+        messages.success(request, f"Node {node.name} {builds.in_words(engine, build)}.")
+    return redirect("node-manage", name=node.name)
 
 
 def _remove(request: HttpRequest, node: Node) -> HttpResponse:

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 
 from agent import protocol
 from catalog.models import Model
-from nodes import actions, listing, networks
+from nodes import actions, builds, listing, networks
 from nodes.alerts import Alert
 from nodes.fabrics import PortLine
 from nodes.forms import NodeForm
@@ -97,6 +97,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
         "line": _named(summary.nodes, name),
         "replicas": [line for line in summary.replicas if name in line.node.split(", ")][:ROWS],
         "inventory": told,
+        "engines": builds.lines(node.engine_builds, told if node.inventory else None),
         "hardware": hardware(told, msgspec.convert(node.load, protocol.NodeLoad), holders),
         "files": told.files[:ROWS],
         "events": Event.objects.filter(node=name)[:EVENTS],

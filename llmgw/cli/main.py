@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.errors import ConfigError
-from llmgw.cli import ctl, ctl_fabrics, ctl_limits, ctl_nodes, ctl_quota, ctl_requests, node
+from llmgw.cli import ctl, ctl_engines, ctl_fabrics, ctl_limits, ctl_nodes, ctl_quota, ctl_requests, node
 from llmgw.cli.ctl_models import model_app
 from llmgw.cli.why import why
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 server = typer.Typer(help="Run the control plane's processes one by one.", no_args_is_help=True)
 app.add_typer(server, name="server")
-for command in (ctl_fabrics.fabrics, ctl_requests.usage, ctl_requests.requests):
+for command in (ctl_engines.engine_build, ctl_fabrics.fabrics, ctl_requests.usage, ctl_requests.requests):
     ctl.app.command()(command)
 for act in ctl_nodes.COMMANDS:
     ctl.app.command()(act)

@@ -55,6 +55,7 @@ class Migration(migrations.Migration):
                 ('told_labels', models.JSONField(blank=True, default=dict, help_text='As its agent.yaml says.')),
                 ('set_labels', models.JSONField(blank=True, default=dict, help_text='By operators; they win.')),
                 ('disabled_engines', models.JSONField(blank=True, default=list)),
+                ('engine_builds', models.JSONField(blank=True, default=dict, help_text='By engine, the build that was chosen: auto, none, or its name.')),
                 ('reserved_cores', models.FloatField(default=0)),
                 ('agent_version', models.CharField(blank=True, max_length=40)),
                 ('inventory', models.JSONField(default=dict, help_text='agent.protocol.Inventory as registered.')),

@@ -73,6 +73,8 @@ ROUTES = {
     "api-node-drain": Route("nodes/box/drain", write=HIDDEN),
     "api-node-fetch": Route("nodes/box/fetch", write=HIDDEN, body='{"source": "x"}'),
     "api-node-install": Route("nodes/box/install", write=HIDDEN, body='{"engine": "llamacpp"}'),
+    "api-node-builds": Route("nodes/box/builds", read=HIDDEN),
+    "api-node-build": Route("nodes/box/builds/llamacpp", write=HIDDEN, body='{"build": "none"}', method="PUT"),
     "api-node-revoke-certificates": Route("nodes/box/revoke-certificates", write=HIDDEN),
     "api-certificates": Route("certificates", read=HIDDEN),
     "api-node-token": Route("nodes/box/token", write=HIDDEN),
