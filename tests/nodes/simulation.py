@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from agent.protocol import Build, Fabric, Gpu
 from catalog import spec
+from nodes.expiry import Expired
 from nodes.plans import Action, BackOff, Drain, Forget, Start, Stop
 from nodes.reconcile import plan
 from nodes.state import Cluster, Load, Node, Replica, Shard, Status, replica_state
@@ -57,6 +58,8 @@ class Simulation:
     now: datetime = NOW
     silent: set[str] = field(default_factory=set)
     """Nodes that nothing is heard of, though their engines run on."""
+    stuck: set[str] = field(default_factory=set)
+    """Nodes that are heard, and whose engines do not end when they are told to."""
     broken: set[tuple[str, str]] = field(default_factory=set)
     """Models and the nodes that they fail to load on."""
     busy: dict[str, int | None] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Simulation:
             assert sum(isinstance(action, Start) for action in decided.actions) <= 1
             for action in decided.actions:
                 if isinstance(action, Forget):
+                    self._check_over(action, {e.node for e in decided.actions if isinstance(e, Expired)})
                     self.ghosts += [r for r in self.replicas() if r.name == action.replica and self._is_heard_not(r)]
             self.done += decided.actions
             self.cluster = carried_out(self.cluster, decided, self.now)
@@ -146,8 +150,10 @@ class Simulation:
         return replace(changed, ready_at=self.now) if state == "ready" else changed
 
     def _shard(self, shard: Shard, replica: Replica) -> Shard:
-        if shard.node in self.silent or shard.ended:
-            return shard if shard.node in self.silent or replica.wanted != "stop" else replace(shard, state="stopped")
+        if shard.node in self.silent or (shard.node in self.stuck and replica.wanted == "stop"):
+            return shard
+        if shard.ended:
+            return shard if replica.wanted != "stop" else replace(shard, state="stopped")
         if replica.wanted == "stop":
             return replace(shard, state="stopped")
         if shard.rank == 0:
@@ -165,6 +171,12 @@ class Simulation:
 
     def _is_heard_not(self, replica: Replica) -> bool:
         return any(shard.node in self.silent and not shard.ended for shard in replica.shards)
+
+    def _check_over(self, action: Forget, expired: set[str]) -> None:
+        """What is forgotten has ended, or is where nobody hears of it: its cards are somebody else's from now on."""
+        heard = {node.name for node in self.cluster.nodes if node.state != "lost"} - expired
+        [replica] = [replica for replica in self.replicas() if replica.name == action.replica]
+        assert all(shard.ended or shard.node not in heard for shard in replica.shards), action.why
 
     def _check(self) -> None:
         """No card is given twice, and none that is not there; CPU cores are not counted twice."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from catalog import spec
 from nodes.plans import BackOff, Drain, Forget, Recover, Start, Stop
-from nodes.reconcile import STOP_LIMIT, plan
+from nodes.reconcile import plan
 from nodes.state import Backoff, Cluster, Load, Node, Replica, Shard, Status, profile_digest
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import CPU, GOOD, MODEL
@@ -137,11 +137,13 @@ def test_the_time_that_starting_may_take_does_not_run_while_nobody_listens() -> 
     assert decide(replace(slow, state="fetching")) == ()
 
 
-def test_a_stop_is_waited_for_while_its_node_cannot_be_reached() -> None:
-    stopping = replace(SERVING, wanted="stop", wanted_at=NOW - 2 * STOP_LIMIT)
+def test_a_stop_is_waited_for_until_its_node_says_that_it_is_done() -> None:
+    stopping = replace(SERVING, wanted="stop", wanted_at=NOW - timedelta(days=1))
     off = replace(MODEL, scaling=spec.Scaling(0, 0))
     assert decide(stopping, model=off, node=replace(GOOD, state="unreachable")) == ()
-    assert isinstance(decide(stopping, model=off)[0], Forget)
+    assert decide(stopping, model=off) == ()
+    stopped = replace(stopping, shards=(replace(SERVING.shards[0], state="stopped"),))
+    assert isinstance(decide(stopped, model=off)[0], Forget)
 
 
 def test_demand_is_forgotten_after_the_idle_time() -> None:

@@ -24,7 +24,7 @@ NODES = ("a", "b", "c", "d")
 MODELS = ("m", "n", "o")
 events = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["silence", "return", "break", "mend"]), st.sampled_from(NODES)),
+        st.tuples(st.sampled_from(["silence", "return", "break", "mend", "stick"]), st.sampled_from(NODES)),
         st.tuples(st.sampled_from(["ask", "change", "less", "more", "busy", "idle"]), st.sampled_from(MODELS)),
     ),
     max_size=12,
@@ -60,6 +60,8 @@ def happen(world: Simulation, what: str, to: str) -> None:
             world.broken |= {(model, to) for model in MODELS}
         case "mend":
             world.broken -= {(model, to) for model in MODELS}
+        case "stick":
+            world.stuck.add(to)
         case "ask":
             world.ask(to)
         case "busy" | "idle":
@@ -81,6 +83,7 @@ def played(world: Simulation, happened: list[tuple[str, str]]) -> Simulation:
     for name in sorted(world.silent):
         world.comes_back(name)
     world.broken.clear()
+    world.stuck.clear()
     world.run(2400, step=20)
     return world
 
@@ -95,6 +98,23 @@ def test_whatever_happened_the_least_number_runs_in_the_end_wherever_it_can(
         short = len(world.ready(model.name)) < model.scaling.min
         assert not short or isinstance(place(model, model.profiles, world.cluster), Unplaced)
         assert len(world.ready(model.name)) <= model.scaling.max
+
+
+@some
+@given(fleets(), st.sets(st.sampled_from(NODES)), st.lists(st.sampled_from(MODELS), max_size=4))
+def test_cards_are_held_until_their_node_says_that_they_are_free(
+    world: Simulation, stuck: set[str], changed: list[str]
+) -> None:
+    """However long a stop takes: `Simulation` looks at whatever is forgotten."""
+    world.stuck = stuck
+    for model in changed:
+        world.run(60, step=10)
+        happen(world, "change", model)
+        world.run(600, step=20)
+    told = {replica.name for replica in world.replicas() if replica.wanted == "stop"}
+    world.stuck = set()
+    world.run(20, step=10)
+    assert not told & {replica.name for replica in world.replicas()}
 
 
 @some
