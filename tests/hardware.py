@@ -60,6 +60,7 @@ INVENTORY = protocol.Inventory(
     fabrics=(FABRIC,),
     adapters=(ADAPTER,),
     builds=(protocol.Build(engine="vllm", name="cu13", version="1", usable=False, reason="driver"),),
+    engine_builds={"vllm": "cu13"},
     files=(protocol.File(path="/x.gguf", size_bytes=9),),
     cut=("files",),
 )

@@ -30,7 +30,7 @@ def test_builds_are_shown_chosen_and_shown_chosen(llmgw: Ctl) -> None:
     lines = {line.split()[0]: line.split() for line in shown.splitlines()}
     assert lines["llamacpp"] == ["llamacpp", "auto", "xllamacpp", "2026.10", "ready"]
     assert lines["vllm"][:4] == ["vllm", "auto", "named", "-"]
-    assert lines["sglang"] == ["sglang", "auto", "-", "-", "-"]
+    assert lines["sglang"] == ["sglang", "auto", *"–––"]
     done = llmgw("ctl", "engine-build", "box", "llamacpp", "none").stdout
     assert done.splitlines()[1].split()[:3] == ["llamacpp", "none", "xllamacpp"]
     note = "llamacpp: the node still goes by auto; it is told while it is connected"

@@ -69,6 +69,10 @@ def a_gpu(**fields: Any) -> protocol.Gpu:
         ({"gpus": (a_gpu(fault="x" * 401),)}, "class, name or fault of card GPU-1 is too long"),
         ({"fabrics": (protocol.Fabric(name="ib0"),) * 2}, "one of the fabrics is there twice"),
         ({"adapters": tuple(protocol.RdmaAdapter(name=str(i)) for i in range(65))}, "65 adapters are more than 64"),
+        ({"engine_builds": {str(i): "auto" for i in range(17)}}, "17 choices of builds are more than 16"),
+        ({"engine_builds": {"vllm": "a\nb"}}, "a chosen build or its engine is not one line of 1 to 80 characters"),
+        ({"engine_builds": {"": "cu13"}}, "a chosen build or its engine is not one line"),
+        ({"engine_builds": {"vllm": "x" * 81}}, "a chosen build or its engine is not one line"),
         ({"files": (protocol.File(path="/x", size_bytes=1),) * 2001}, "2001 files are more than 2000"),
     ],
 )
