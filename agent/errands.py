@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from agent import tellable
 from agent.host import Host
 from agent.installer import Installer, InstallError
 from agent.protocol import Errand, Fetch, InstallEngine, Progress
@@ -38,6 +39,8 @@ class Errands:
         if len(self._tasks) >= AT_ONCE:
             return f"{AT_ONCE} fetches and installations are under way on this node; ask again when one has ended."
         what = body.source if isinstance(body, Fetch) else body.engine
+        if len(what) > tellable.MAX_SOURCE or not what.isprintable():
+            return f"what is asked for is not one line of at most {tellable.MAX_SOURCE} characters."
         self._told[number] = Errand(command=number, what=what)
         while len(self._told) > KEPT:
             self._told.popitem(last=False)

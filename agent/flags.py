@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+# Where it listens, how, and with which key: gateways and probes know nothing of another one.
 _EVERYWHERE = {
     "--model": "source", "--model-path": "source", "--served-model-name": "name", "--alias": "name",
     "--host": "", "--port": "", "--api-key": "", "--api-key-file": "",
@@ -13,17 +14,22 @@ _RANKS = {
     "--nnodes": "nodes", "--node-rank": "", "--config": "args", "--enable-lora": "adapters",
 }  # fmt: skip
 OWN: Mapping[str, Mapping[str, str]] = {
-    "llamacpp": {**_EVERYWHERE, "-m": "source", "-a": "name"},
+    "llamacpp": {
+        **_EVERYWHERE, "-m": "source", "-a": "name",
+        "--ssl-key-file": "", "--ssl-cert-file": "", "--api-prefix": "", "--log-file": "", "--path": "",
+    },
     "vllm": {
         **_EVERYWHERE, **_RANKS,
         "-tp": "tp", "-pp": "pp", "-dp": "scaling", "-n": "nodes", "-r": "", "--headless": "",
         "--master-addr": "", "--master-port": "", "--shutdown-timeout": "",
+        "--uds": "", "--root-path": "", "--ssl-keyfile": "", "--ssl-certfile": "",
         "--distributed-executor-backend": "launch_mode", "--lora-modules": "adapters",
     },
     "sglang": {
         **_EVERYWHERE, **_RANKS,
         "--tp-size": "tp", "--tp": "tp", "--pp-size": "pp", "--pp": "pp", "--dp-size": "scaling", "--dp": "scaling",
         "--dist-init-addr": "", "--nccl-init-addr": "", "--base-gpu-id": "", "--lora-paths": "adapters",
+        "--fastapi-root-path": "", "--ssl-keyfile": "", "--ssl-certfile": "",
     },
 }  # fmt: skip
 """By engine and flag, the field of the catalog that says it; empty where nobody has to."""

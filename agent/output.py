@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
+from agent import files
 from agent.protocol import TAIL_BYTES
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -22,14 +26,22 @@ def previous(path: Path) -> Path:
 
 
 def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
-    """Copy and cut a file that has grown past `max_bytes`: the engine goes on writing to the same one."""
+    """Copy and cut a file that has grown past `max_bytes`: the engine goes on writing to the same one.
+
+    On a full disk it is cut without a copy, as it may be what fills it.
+    """
     try:
         if path.stat().st_size <= max_bytes:
             return False
-        shutil.copyfile(path, previous(path))
+        try:
+            shutil.copyfile(path, previous(path))
+        except OSError:
+            previous(path).unlink(missing_ok=True)
         with path.open("r+b") as file:
             file.truncate(0)
-    except FileNotFoundError:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            log.warning("%s", files.sentence(error, f"The output {path} cannot be cut"))
         return False
     return True
 

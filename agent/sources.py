@@ -109,9 +109,10 @@ def _url(source: str) -> UrlFile:
     url, _, fragment = source.partition("#")
     try:
         parts = urlsplit(url)
+        port = parts.port
     except ValueError as error:
         raise SourceError(f"source {source!r} is not an address: {error}.") from None
-    if not parts.hostname or parts.path.endswith("/") or not parts.path:
+    if not parts.hostname or port == 0 or parts.path.endswith("/") or not parts.path:
         raise SourceError(f"source {source!r} must be the address of one file.")
     if parts.username or parts.password:
         raise SourceError("A source must not hold a user name or password.")

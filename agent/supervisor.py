@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agent import adopt, files, launching, output, preparing, probe, process, runs, shards, validate
+from agent import adopt, files, launching, output, preparing, probe, process, runs, shards, tellable, validate
 from agent.config import AgentSettings
 from agent.engines import ENGINES
 from agent.host import Host
@@ -85,6 +85,10 @@ class Supervisor:
     def start_shard(self, command: StartShard) -> str:
         """Begin a shard; the answer is empty, or why not. One that runs already is left as it is."""
         spec = command.spec
+        objection = tellable.objection(spec, (run.shard.spec for run in self._runs.values() if not run.shard.ended))
+        if objection:  # nothing of it is kept, as no register could tell it
+            log.warning("A shard is not started: %s", objection)
+            return objection
         key = (spec.replica, spec.rank)
         known = self._runs.get(key)
         if known and not known.shard.ended:

@@ -22,6 +22,8 @@ ATTEMPTS = 4
 RETRY_S = 1.0
 SILENCE_S = 60.0
 PROGRESS_S = 1.0
+KEPT_FREE_BYTES = 2 * 1024**3
+"""What a download of unknown size leaves on the disk; half of it where that is less."""
 
 
 class FetchError(Exception):
@@ -124,7 +126,7 @@ class Weights:
                 try:
                     await self._download(client, source, wanted.url, partial)
                     break
-                except (httpx.TransportError, _Again) as error:
+                except (httpx.RequestError, _Again) as error:
                     # A connection that drops again and again still gets there, as long as each brings something.
                     fruitless = 0 if _size(partial) > furthest else fruitless + 1
                     furthest = max(furthest, _size(partial))
@@ -139,6 +141,11 @@ class Weights:
                     if error.errno == errno.ENOSPC:
                         _discard(partial)
                     raise
+                except (httpx.InvalidURL, ExceptionGroup) as error:  # a group: it leads to a port that there is not
+                    raise FetchError(
+                        f"{target.name} cannot be fetched: {_host(wanted.url)} or where it leads to is no address "
+                        f"({type(error).__name__}). Correct the source."
+                    ) from None
         self._tell(source, Progress(done_bytes=_size(partial), total_bytes=_size(partial), note="verifying"))
         await asyncio.to_thread(_finish, partial, target, wanted.sha256)
         _discard(partial)
@@ -185,6 +192,8 @@ class Weights:
                 if now - said_at >= PROGRESS_S:
                     said_at = now
                     rate = (done - first) / (now - begun_at) if now > begun_at else None
+                    if total is None:
+                        _check_end(partial, done)
                     self._tell(source, Progress(done_bytes=done, total_bytes=total, rate_bytes_s=rate))
 
     def _tell(self, source: str, progress: Progress) -> None:
@@ -260,6 +269,17 @@ def _check_room(partial: Path, needed: int) -> None:
         raise FetchError(
             f"{partial.name[1:-8]} needs {needed / 1e9:.1f} GB and the disk has {free / 1e9:.1f} GB free. "
             "Free space, or move work_dir to a larger disk."
+        )
+
+
+def _check_end(partial: Path, done: int) -> None:
+    """Of a file whose size nobody told: it may have no end, and must not fill the disk."""
+    free = files.free_bytes(partial)
+    if free is not None and free < min(KEPT_FREE_BYTES, done):
+        _discard(partial)
+        raise FetchError(
+            f"{partial.name[1:-8]} has no end so far: its server does not say how large it is, and after "
+            f"{done / 1e9:.1f} GB the disk has {free / 1e9:.1f} GB free. It was removed; correct the source, or free space."
         )
 
 

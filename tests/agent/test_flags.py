@@ -44,6 +44,10 @@ def refused_by_catalog(engine: str, args: tuple[str, ...], *, adapters: bool = F
         ("sglang", "--dist-init-addr", "--dist-init-addr is set by llmgw itself; leave it out."),
         ("llamacpp", "-m", "-m is set by llmgw itself; write source instead."),
         ("llamacpp", "--api-key", "--api-key is set by llmgw itself; leave it out."),
+        ("llamacpp", "--log-file", "--log-file is set by llmgw itself; leave it out."),
+        ("llamacpp", "--ssl-key-file=/k", "--ssl-key-file is set by llmgw itself; leave it out."),
+        ("vllm", "--uds", "--uds is set by llmgw itself; leave it out."),
+        ("sglang", "--ssl-keyfile", "--ssl-keyfile is set by llmgw itself; leave it out."),
     ],
 )
 def test_what_llmgw_says_itself_is_refused_when_the_catalog_changes_and_again_by_nodes(
