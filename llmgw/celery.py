@@ -11,6 +11,7 @@ from celery import Celery
 from django.conf import settings
 
 from llmgw.config import Settings
+from llmgw.core import file_queue
 
 django.setup(set_prefix=False)
 
@@ -34,7 +35,7 @@ def broker(config: Settings) -> dict[str, object]:
     for name in ("messages", "control"):
         (queue / name).mkdir(parents=True, exist_ok=True)
     return {
-        "broker_url": "filesystem://localhost/",
+        "broker_url": f"{file_queue.SCHEME}://localhost/",
         "broker_transport_options": {
             "data_folder_in": str(queue / "messages"),
             "data_folder_out": str(queue / "messages"),
