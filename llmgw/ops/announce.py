@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -130,7 +131,8 @@ def command(called: str | None = None) -> str:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} up      {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk, or a reader that has gone, must not end what runs
+        print(f"{time.strftime('%H:%M:%S')} up      {text}", file=sys.stderr, flush=True)
 
 
 def _summary(settings: Settings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from dataclasses import dataclass
@@ -199,8 +200,9 @@ def check_data_dir(path: Path) -> None:
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as error:
+        step = "Free some space, or name another" if error.errno == errno.ENOSPC else "Name another"
         raise ConfigError(
-            f"the data directory {path} cannot be written: {error.strerror}. Name another: --data DIR"
+            f"the data directory {path} cannot be written: {error.strerror}. {step}: --data DIR"
         ) from None
 
 

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,31 @@ class Parts:
             part.process.wait()
 
 
+@dataclass(slots=True)
+class Bootstrap:
+    """The file for scripts. While the disk takes none everything else goes on, and it is written once there is room."""
+
+    path: Path | None
+    content: Callable[[], str]
+    due: bool = True
+    told: bool = False
+
+    def changed(self) -> None:
+        self.due = True
+
+    def write(self) -> None:
+        if self.path is None or not self.due:
+            return
+        try:
+            secret_file.write(self.path, self.content())
+        except OSError as error:
+            if not self.told:
+                say(f"--bootstrap-file {self.path} cannot be written ({error.strerror}) and tells old pids until it is")
+            self.told = True
+        else:
+            self.due = self.told = False
+
+
 def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
     """Run until stopped; returns the exit code. Raises ConfigError, before anything is made, for what cannot work."""
     os.environ.update(environment)
@@ -123,7 +149,7 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
     if settings.agents.port is not None:
         from llmgw.ops import pki
 
-        pki.check_server_files(settings.authority_dir)
+        pki.make_server_ready(settings.authority_dir)
     if not (settings.data_dir / "agent").exists():
         need_space(settings.data_dir, shutil.disk_usage(settings.data_dir).free)
     if bootstrap_file is not None:
@@ -137,11 +163,22 @@ def up(environment: dict[str, str], bootstrap_file: Path | None) -> int:
             # A file from a run that was killed would tell a waiting script that this one serves already.
             bootstrap_file.unlink(missing_ok=True)
         say(f"llmgw starts on {settings.base_url}, data in {settings.data_dir}; Ctrl-C stops it, its engines too")
-        # In a process of its own, so that Django and the store stay out of this one, which lives as long as the rest.
-        with ProcessPoolExecutor(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
-            first = pool.submit(prepare.everything, NODE, scripted=bootstrap_file is not None).result()
+        first = _prepared(scripted=bootstrap_file is not None)
         parts = Parts(_parts(_write_agent_file(settings), settings))
         return _run(settings, parts, first, bootstrap_file)
+
+
+def _prepared(*, scripted: bool) -> prepare.First:
+    """In a process of its own, so that Django and the store stay out of this one, which lives as long as the rest.
+    Raises ConfigError."""
+    with ProcessPoolExecutor(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            return pool.submit(prepare.everything, NODE, scripted=scripted).result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                "the process that prepares the store was killed before it was done, perhaps because memory ran out. "
+                "Start llmgw up again: it goes on where that one stopped."
+            ) from None
 
 
 def _parts(agent_file: Path, settings: Settings) -> list[Part]:
@@ -173,17 +210,16 @@ def _run(settings: Settings, parts: Parts, first: prepare.First, bootstrap_file:
     progress = announce.Progress(settings, NODE)
     give_up_at = time.monotonic() + READY_WITHIN_S
 
-    def pids_changed() -> None:
-        if serving and bootstrap_file:
-            _write_bootstrap(bootstrap_file, settings, first, parts)
-
-    parts.changed = pids_changed
+    bootstrap = Bootstrap(bootstrap_file, lambda: _bootstrap(settings, first, parts))
+    parts.changed = bootstrap.changed
     try:
         while not stop_asked:
             parts.watch()
+            if serving:
+                bootstrap.write()
             if not serving and _answers(settings, "/ready"):
                 serving = True
-                pids_changed()
+                bootstrap.write()
                 if told:
                     say(f"ready: the OpenAI API answers at {settings.base_url}/v1")
                 else:
@@ -228,21 +264,15 @@ def _write_agent_file(settings: Settings) -> Path:
     return path
 
 
-def _write_bootstrap(path: Path, settings: Settings, first: prepare.First, parts: Parts) -> None:
-    secret_file.write(
-        path,
-        json.dumps(
-            {
-                "base_url": settings.base_url_here,
-                "admin_username": first.admin,
-                "admin_password": first.password,
-                "project_key": first.project_key,
-                "pids": {part.name: part.pid for part in parts.all},
-            },
-            indent=2,
-        )
-        + "\n",
-    )
+def _bootstrap(settings: Settings, first: prepare.First, parts: Parts) -> str:
+    held = {
+        "base_url": settings.base_url_here,
+        "admin_username": first.admin,
+        "admin_password": first.password,
+        "project_key": first.project_key,
+        "pids": {part.name: part.pid for part in parts.all},
+    }
+    return json.dumps(held, indent=2) + "\n"
 
 
 def need_space(data_dir: Path, free_bytes: int) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmgw.config import ConfigError
+from llmgw.ops.announce import say
 from llmgw.ops.serve import cannot_listen, check_port
-from llmgw.ops.up import FREE_BYTES, LOCK_FILE, need_space
+from llmgw.ops.up import FREE_BYTES, LOCK_FILE, Bootstrap, need_space
 from tests.e2e.product import LLMGW, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,3 +178,29 @@ def test_secret_files_are_private_from_their_first_byte_and_kept(tmp_path: Path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(path.parent) == ["one"]
     assert time.time() - path.stat().st_mtime < 600
+
+
+# --- while it runs ---------------------------------------------------------------------------------------------------
+def test_a_bootstrap_file_that_cannot_be_written_now_is_written_later_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = iter("123")
+    blocked = tmp_path / "blocked"
+    blocked.touch()
+    bootstrap = Bootstrap(blocked / "bootstrap.json", lambda: next(contents))
+    bootstrap.write()
+    bootstrap.write()
+    assert capsys.readouterr().err.count("bootstrap.json cannot be written") == 1
+    blocked.unlink()
+    bootstrap.write()
+    bootstrap.write()  # nothing has changed since
+    assert (blocked / "bootstrap.json").read_text() == "3"
+
+
+def test_words_that_no_log_takes_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr("sys.stderr", full)
+    say("worker ended (exit code 1); starting it again in 0.25 s")
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
