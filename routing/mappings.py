@@ -6,9 +6,11 @@ means vLLM's names.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from catalog.spec import Metrics
 
@@ -30,6 +32,8 @@ LLAMACPP = Metrics(
     kv_used=("llamacpp:kv_cache_usage_ratio",),  # gone from newer builds, then unknown
 )
 ENGINES = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMACPP}
+GIVE_BY_NAME = frozenset(("vllm",))
+"""Engines that make only the lines that are asked for. vLLM's API server takes milliseconds over a whole page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,13 @@ def mapping_for(engine: str, own: Metrics | None = None) -> Metrics:
     if own is not None and own.running:
         return own
     return ENGINES.get(engine, VLLM)
+
+
+@functools.lru_cache(maxsize=256)
+def by_name(mapping: Metrics) -> bytes:
+    """Where Prometheus' client for Python gives those figures alone. Without the slash, vLLM gives the whole page."""
+    names = mapping.running + mapping.waiting + mapping.kv_used
+    return b"/metrics/?" + urlencode([("name[]", name) for name in names]).encode()
 
 
 def read(text: str, mapping: Metrics) -> Load:

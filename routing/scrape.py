@@ -36,13 +36,28 @@ async def scrape_all(plane: Plane) -> None:
 async def _scrape(pool: Pool, target: Target) -> None:
     target.scraping()
     try:
-        path = b"/metrics" if target.outside is None else target.outside.metrics_path.encode()
-        text = await _get(pool, target, path)
+        load = await _load(pool, target)
     except (UpstreamError, Unreadable):
         measures.SCRAPE_FAILURES.of(target.replica).value += 1
         target.scraped(mappings.UNKNOWN, None)
         return
-    target.scraped(mappings.read(text, mappings.mapping_for(target.engine, target.metrics)), time.monotonic())
+    target.scraped(load, time.monotonic())
+
+
+async def _load(pool: Pool, target: Target) -> mappings.Load:
+    """From the lines that are wanted, where the engine gives those alone; else from its whole page, and so from then on
+    when only that says it."""
+    mapping = mappings.mapping_for(target.engine, target.metrics)
+    if target.asked_by_name:
+        with contextlib.suppress(Unreadable):
+            load = mappings.read(await _get(pool, target, mappings.by_name(mapping)), mapping)
+            if load.running is not None:
+                return load
+    path = b"/metrics" if target.outside is None else target.outside.metrics_path.encode()
+    load = mappings.read(await _get(pool, target, path), mapping)
+    if load.running is not None:
+        target.asked_by_name = False
+    return load
 
 
 async def _get(pool: Pool, target: Target, path: bytes) -> str:

@@ -81,6 +81,7 @@ class Target:
         "_in_flight_asked",
         "answer_headers",
         "answer_lines",
+        "asked_by_name",
         "attached",
         "engine",
         "health",
@@ -122,6 +123,8 @@ class Target:
         """Routes that it does not have, or not well; they are asked for as chat completions."""
         self.metrics: spec.Metrics | None = None
         """How the profile says that its load is called, where it says so."""
+        self.asked_by_name = outside is None and endpoint.engine in mappings.GIVE_BY_NAME
+        """Whether it is asked for some lines of its metrics only."""
         self.weight = endpoint.slots
         self.running: int | None = None
         self.waiting: int | None = None

@@ -1,4 +1,4 @@
-"""The benches' engine: the tests' mock engine with a metrics page as long as vLLM's.
+"""The benches' engine: the tests' mock engine with metrics as long as vLLM's, of which it gives what is asked for.
 
 `python -m tests.bench.engine PORT [KEY]`.
 """
@@ -32,7 +32,7 @@ def page() -> bytes:
 
 async def serve(port: int, key: str) -> None:
     engine = await MockEngine(key=key, keep=False).start(port)
-    engine.metrics = page()
+    engine.metrics, engine.gives_by_name = page(), True
     print(engine.port, flush=True)
     await asyncio.get_running_loop().create_future()
 

@@ -213,6 +213,24 @@ def raw_chat(body: bytes, *, key: str = KEY, extra: bytes = b"", path: bytes = b
 
 
 @asynccontextmanager
+async def served(application: Any, **changes: Any) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """An ASGI application on a port of its own, under uvicorn."""
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=0, ws="none", log_config=None, timeout_graceful_shutdown=1, **changes
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not task.done(), "the server ended while it started"
+        await asyncio.sleep(0.01)
+    try:
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
 async def running(
     data_dir: Path,
     store: MemoryStore | Contents,
@@ -239,26 +257,8 @@ async def running(
         else:
             await gateway(scope, receive, send)
 
-    config = uvicorn.Config(
-        application,
-        host="127.0.0.1",
-        port=0,
-        http=http_protocol,
-        ws="none",
-        log_config=None,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not task.done(), "the server ended while it started"
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False
-        ) as http:
-            yield Running(gateway, store, port, http, server)
-    finally:
-        server.should_exit = True
-        await task
+    async with (
+        served(application, http=http_protocol) as (server, port),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False) as http,
+    ):
+        yield Running(gateway, store, port, http, server)

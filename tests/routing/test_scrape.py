@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest, make_asgi_app
+from prometheus_client.core import GaugeMetricFamily
 
 from catalog import spec
 from llmgw.config import Settings
 from routing import measures, scrape
-from routing.mappings import VLLM, Load, read
+from routing.mappings import VLLM, Load, by_name, read
 from routing.plane import Plane
 from routing.table import Target, build
 from tests.bench.engine import page
-from tests.routing.gateways import contents, endpoint
+from tests.routing.gateways import contents, endpoint, served
 from tests.stubs.mock_engine import MockEngine, plain
 
 NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -79,6 +82,66 @@ async def test_a_page_of_many_reads_gives_its_figures_over_one_kept_connection(t
         assert engine.accepted == 1
     assert (target.running, target.waiting, target.kv_used) == (0, 0, 0.0)
     assert target.scraped_at is not None
+
+
+async def test_of_an_engine_that_gives_some_lines_only_those_are_read(tmp_path: Path) -> None:
+    async with MockEngine() as engine:
+        engine.metrics, engine.gives_by_name = page(), True
+        (target,) = await scraped(tmp_path, engine.port)
+    assert (target.running, target.waiting, target.kv_used) == (0, 0, 0.0)
+    assert list(engine.scrapes) == [by_name(VLLM).decode()] * 2
+
+
+async def test_an_engine_that_gives_whole_pages_only_is_asked_for_those_from_then_on(tmp_path: Path) -> None:
+    async with MockEngine() as engine:
+        engine.metrics = page()
+        (target,) = await scraped(tmp_path, engine.port)
+    assert (target.running, target.asked_by_name) == (0, False)
+    assert (list(engine.scrapes), [seen.path for seen in engine.requests]) == (
+        ["/metrics"] * 2,
+        [by_name(VLLM).decode()],
+    )
+
+
+class Ranks:
+    """Metrics of several processes, as prometheus_client collects them: it does not say beforehand which there are."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily(NAMES[0], "of all", value=5)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_what_vllm_serves_its_metrics_with_is_read_by_name_or_whole(tmp_path: Path, processes: int) -> None:
+    registry = CollectorRegistry()
+    if processes == 1:
+        Gauge(NAMES[0], "running", ["engine"], registry=registry).labels("0").set(5)
+        Histogram("vllm:e2e_request_latency_seconds", "other", registry=registry).observe(1)
+    else:
+        registry.register(Ranks())
+    mounted = make_asgi_app(registry=registry)
+    sent: list[tuple[str, int]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """As vLLM: the whole page where the slash is missing, the client's own application where it is not."""
+
+        async def note(event: Any) -> None:
+            if event["type"] == "http.response.body":
+                sent.append((scope["path"], len(event["body"])))
+            await send(event)
+
+        if scope["path"] == "/metrics":
+            scope = {**scope, "query_string": b""}
+        await mounted(scope, receive, note)
+
+    async with served(app, lifespan="off") as (_, port):
+        (target,) = await scraped(tmp_path, port)
+    assert target.running == 5
+    whole = len(generate_latest(registry))
+    if processes == 1:
+        assert [path for path, _ in sent] == ["/metrics/"] * 2
+        assert all(0 < size < whole for _, size in sent)
+    else:
+        assert [path for path, _ in sent] == ["/metrics/", "/metrics", "/metrics"]
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,12 +8,15 @@ A request may say how its stream flows: `max_tokens` (events), `delay` (seconds 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
+from urllib.parse import parse_qs, urlsplit
 
 import httptools
 
@@ -145,9 +148,11 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         engine = self.engine
-        if self.url == b"/metrics":
+        if self.url == b"/metrics" or (engine.gives_by_name and self.url.startswith(b"/metrics/?")):
             running = sum(each.open is not None for each in engine.connections)
-            self.transport.write(plain(engine.metrics or METRICS % running, b"text/plain"))
+            page = engine.metrics or METRICS % running
+            engine.scrapes.append(self.url.decode())
+            self.transport.write(plain(of_names(page, self.url), b"text/plain"))
             return
         if self.url in (b"/health", b"/v1/models") and not engine.key:
             self.transport.write(MODELS)
@@ -207,6 +212,10 @@ class MockEngine:
         self.connections: set[EngineConnection] = set()
         self.accepted = 0
         self.metrics = b""
+        self.gives_by_name = False
+        """Whether its metrics can be asked for by name, as those of vLLM."""
+        self.scrapes: deque[str] = deque(maxlen=1000)
+        """Where metrics were asked for."""
         self.port = 0
         self._server: asyncio.Server | None = None
 
@@ -235,6 +244,16 @@ class MockEngine:
             await self.arrived.wait()
         self.arrived.clear()
         return self.requests[-1]
+
+
+@functools.lru_cache(maxsize=16)
+def of_names(page: bytes, url: bytes) -> bytes:
+    """The samples that `url` names; without any, the page."""
+    names = parse_qs(urlsplit(url).query).get(b"name[]")
+    if names is None:
+        return page
+    samples = (line for line in page.splitlines(keepends=True) if not line.startswith(b"#"))
+    return b"".join(line for line in samples if re.split(rb"[{ ]", line)[0] in names)
 
 
 # --- ways to behave --------------------------------------------------------------------------------------------------

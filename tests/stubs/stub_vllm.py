@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from acting import JOIN_S, await_ranks, check_cards, check_network, fail, join, note, pause
 
@@ -38,6 +39,7 @@ TOKEN_S = float(os.environ.get("STUB_TOKEN_S", "0"))
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 RUNTIME = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
 TOKENS = 8
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------
@@ -276,11 +278,17 @@ class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._allowed():
             return
-        match self.path.partition("?")[0]:
+        path, _, query = self.path.partition("?")
+        match path:
             case "/health" | "/ping":
                 self._send(503 if "dead" in FAILURES else 200, b"", "")
             case "/metrics":
-                self._send(200, self.engine.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
+                self._send(200, self.engine.metrics().encode(), METRICS_TYPE)
+            case "/metrics/":
+                names = parse_qs(query).get("name[]")
+                lines = self.engine.metrics().splitlines(keepends=True)
+                page = "".join(line for line in lines if names is None or line.partition("{")[0] in names)
+                self._send(200, page.encode(), METRICS_TYPE)
             case "/version":
                 self._json(200, {"version": "0.33.0"})
             case "/v1/models":
