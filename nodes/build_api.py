@@ -35,8 +35,9 @@ class NodeBuild(OperatorView):
         responses={(200, "application/json"): shape_of(EngineLine)},
     )
     def put(self, request: Request, pk: str, engine: str) -> Response:
-        """Choose which build of an engine starts on a node from now on; a node that is away hears of it when it is
-        back. What runs is not touched."""
+        """Choose which build of an engine starts on a node from now on. What runs is not touched.
+
+        A node that is away hears of it when it is back."""
         node, build = one(Node.objects.all(), pk=pk), body(request).get("build")
         try:
             choosing.choose_build(
