@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from django.db import connection
 
 # Its import sets Django up anew, logging included: inside a test, that would take caplog's handler away.
 import llmgw.celery  # noqa: F401
+
+# No bound on time: how long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

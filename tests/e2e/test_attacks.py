@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -17,8 +18,9 @@ from websockets.sync.client import connect
 
 from agent import protocol
 from tests.e2e.product import Product, product
+from tests.services import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("e2e-attacks")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 LINK = re.compile(r"/first-sign-in/(\S+)")
 TOO_LARGE = 8 * 1024 * 1024
 
@@ -116,8 +118,7 @@ def test_a_stream_without_a_join_token_says_so_and_ends(running: Product) -> Non
 
 
 def test_a_first_link_works_once_from_this_site_alone_and_is_in_no_log(running: Product) -> None:
-    link = LINK.search(running.stdout() + running.stderr())
-    assert link
+    link: Any = wait_until("the link is printed", lambda: LINK.search(running.stdout() + running.stderr()), 60)
     path, code = link.group(0), link.group(1)
     with httpx.Client(base_url=running.base_url, timeout=60) as browser:
         form = {"csrfmiddlewaretoken": _token(browser.get(path).text)}
