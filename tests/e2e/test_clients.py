@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from tests.e2e.product import MODEL, Product, clean_environment, product
 from tests.services import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("e2e-clients")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 CLIENTS = Path(__file__).parent / "clients"
 TOOL_MODEL = "toolsmith"

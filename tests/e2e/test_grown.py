@@ -18,7 +18,7 @@ import redis
 from tests.e2e.product import LLMGW, MODEL, Product, clean_environment, product
 from tests.services import free_port, postgres_server, redis_server, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("e2e-grown")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.control_planes import WITHIN_S, ControlPlane, Fleet, fleet
 from tests.services import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("e2e-high-availability")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

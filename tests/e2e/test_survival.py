@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.product import MODEL, Product, product
 from tests.services import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("e2e-survival")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

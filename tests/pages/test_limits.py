@@ -239,7 +239,6 @@ def test_the_admin_sets_limits_of_a_team_and_refuses_what_gateways_could_not_rea
 # --- looked at -------------------------------------------------------------------------------------------------------
 @pytest.mark.browser
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.xdist_group("browser")
 def test_pages_of_limits_fit_wide_and_narrow(page: Page) -> None:
     team = factories.make_team("Support desk")
     project = factories.make_project("bot", team=team, requests_per_minute=600, models_allowed=["qwen3-32b", "bge-m3"])

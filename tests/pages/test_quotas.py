@@ -111,7 +111,6 @@ def test_the_admin_sets_a_quota(root: Client, team: Team) -> None:
 # --- looked at -------------------------------------------------------------------------------------------------------
 @pytest.mark.browser
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.xdist_group("browser")
 def test_cards_capacity_and_reasons_fit_wide_and_narrow(page: Page) -> None:
     world = World()
     world.now = timezone.now()
