@@ -10,6 +10,9 @@ STORE_TESTS := tests/core tests/tenants tests/catalog tests/nodes tests/api
 COMPILED_TESTS := $(addprefix tests/routing/test_,attacks.py compiled.py fallbacks.py faults.py garbage.py gateway_limits.py \
 	heads.py process.py requests.py serving.py streams.py traps_routing.py)
 
+# Where this is set, every process compiles all that it imports anew: most of the time of one that begins.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: up fast test check coverage bench e2e docs lock clean
 
 up: .venv/ready build/compiled
@@ -24,7 +27,7 @@ build/compiled:
 
 test: .venv/dev-ready
 	@sh tests/prepare.sh gcc python3-dev redis-server postgresql chromium nodejs npm
-	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PY) -m pytest -n 2 $(ARGS)
 	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
 	@$(PY) -m llmgw.ops.compile
 	LLMGW_COMPILED=1 $(PY) -m pytest -n 2 $(COMPILED_TESTS) $(ARGS)
