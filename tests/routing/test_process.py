@@ -8,8 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -39,21 +39,24 @@ async def process(data: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pro
             stderr=log,
         )
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
-            for _ in range(1200):
-                assert child.returncode is None, (data / "log").read_text()
-                try:
-                    if (await http.get(f"http://127.0.0.1:{port}/ready")).status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                await asyncio.sleep(0.1)
+        await ready(data, port, lambda: child.returncode is None)
         yield child
     finally:
         if child.returncode is None:
             child.terminate()
         async with asyncio.timeout(60):
             await child.wait()
+
+
+async def ready(data: Path, port: int, alive: Callable[[], object]) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+        for _ in range(2400):
+            assert alive(), (data / "log").read_text()
+            with suppress(httpx.TransportError):
+                if (await http.get(f"http://127.0.0.1:{port}/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(0.05)
+    raise AssertionError("the gateway did not become ready")
 
 
 async def ask(port: int, key: str, count: int, answered: list[str]) -> None:

@@ -8,7 +8,10 @@ import os
 import random
 import signal
 import sqlite3
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,11 @@ from routing import accounting, ejection
 from routing.over import QUOTA
 from tenants.limits import Budget, Limit
 from tenants.money import Price
-from tests.bench.rig import free_port
+from tests.bench.rig import ROOT, free_port
 from tests.routing.conftest import Start
 from tests.routing.gateways import CHAT, KEY, code, contents, endpoint, eventually, grant
 from tests.routing.pressure import WAYS, Gate, at_rest
-from tests.routing.test_process import process, seed
+from tests.routing.test_process import environment, process, ready, seed
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import BASE, MockEngine, plain
 
@@ -182,6 +185,42 @@ def rows(data: Path, query: str) -> list[tuple[Any, ...]]:
     return found
 
 
+@asynccontextmanager
+async def nursery(data: Path) -> AsyncIterator[Callable[[int], Awaitable[int]]]:
+    """Yields what begins a gateway on a port and gives its pid; none is left afterwards."""
+    pids: list[int] = []
+    with (data / "log").open("ab") as log:
+        parent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.routing.nursery"),
+            cwd=ROOT,
+            env=environment(data),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    one_at_a_time = asyncio.Lock()
+
+    async def begin(port: int) -> int:
+        async with one_at_a_time:
+            parent.stdin.write(b"%d\n" % port)
+            pid = int(await parent.stdout.readline())
+            pids.append(pid)
+        await ready(data, port, lambda: Path(f"/proc/{pid}").exists())
+        return pid
+
+    try:
+        yield begin
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        parent.stdin.close()
+        async with asyncio.timeout(60):
+            await parent.wait()
+
+
 SUMS = "SELECT {}, SUM(prompt_tokens), SUM(completion_tokens) FROM {} "
 
 
@@ -196,16 +235,17 @@ async def test_killed_twenty_times_under_load_every_request_that_ended_has_exact
         async def lives_and_dies(times: int) -> None:
             for _ in range(times):
                 port = free_port()
-                async with process(tmp_path, port) as child:
-                    mine: list[str] = []
-                    asking = asyncio.create_task(ask_until_it_dies(port, key, mine))
-                    enough = random.randint(0, 120)
-                    await eventually(lambda: len(mine) >= enough, timeout_s=100)  # noqa: B023
-                    child.send_signal(signal.SIGKILL)
-                    await asking
-                    ended.extend(mine)
+                pid = await begin(port)
+                mine: list[str] = []
+                asking = asyncio.create_task(ask_until_it_dies(port, key, mine))
+                enough = random.randint(0, 120)
+                await eventually(lambda: len(mine) >= enough, timeout_s=100)  # noqa: B023
+                os.kill(pid, signal.SIGKILL)
+                await asking
+                ended.extend(mine)
 
-        await asyncio.gather(lives_and_dies(kills // 2), lives_and_dies(kills // 2))
+        async with nursery(tmp_path) as begin:
+            await asyncio.gather(lives_and_dies(kills // 2), lives_and_dies(kills // 2))
         ids = "SELECT request_id FROM tenants_usage"
         async with process(tmp_path, free_port()):
             await eventually(lambda: set(ended) <= {row[0] for row in rows(tmp_path, ids)}, timeout_s=100)
