@@ -45,7 +45,7 @@ def test_a_failure_its_backoff_and_its_end_are_said() -> None:
     world.run(10)
     assert Backoff.objects.exists()
     agent.broken = ""
-    world.run(600)
+    world.run(600, step=5)
     assert {"failed", "backoff", "recovered", "ready"} <= told(model="smollm2")
     assert {"failed", "backoff"} <= told(node="one")
 
