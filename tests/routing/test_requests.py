@@ -241,7 +241,7 @@ async def test_a_published_model_without_an_endpoint_says_why_and_when_to_ask_ag
     start: Start, engine: MockEngine, state: dict[str, Any] | None, code: str, status: int
 ) -> None:
     endpoints = [] if state is None else [endpoint(engine.port, **state) if "port" not in state else endpoint(**state)]
-    async with start(contents(*endpoints)) as gateway:
+    async with start(contents(*endpoints), on_demand_wait_s=0.2) as gateway:
         response = await gateway.chat()
         assert (response.status_code, error(response)["code"]) == (status, code)
         assert int(response.headers["retry-after"]) >= 1
