@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
+handler500 = "llmgw.core.store_faults.page"
 urlpatterns = [
     path("", include("tenants.urls")),
     path("", include("catalog.urls")),

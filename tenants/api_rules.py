@@ -22,6 +22,7 @@ from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from llmgw.core import store_faults
 from tenants.audit import Actor
 from tenants.keys import MAX_LENGTH, digest
 from tenants.models import ApiToken, User
@@ -223,6 +224,9 @@ def explain_error(error: Exception, context: Mapping[str, Any]) -> Response:
         error = exceptions.PermissionDenied()
     elif isinstance(error, RequestDataTooBig):
         error = TooLarge()
+    if why := store_faults.sentence(error):
+        log.error("The API could not do what %s asks: %s", context["request"].path, error)
+        error = Refused(why, code="store_unavailable", status_code=503)
     if not isinstance(error, exceptions.APIException):
         log.error("The API failed at %s", context["request"].path, exc_info=error)
         error = Refused("Something failed here. The server's log says what.", code="internal", status_code=500)

@@ -1,0 +1,30 @@
+"""What people are told while the store cannot be used: a full disk, a lock that stays, a database that is away."""
+
+from __future__ import annotations
+
+import sys
+
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.template import loader
+from django.views.defaults import server_error
+
+FULL = ("disk is full", "No space left", "could not extend file")
+
+
+def sentence(error: BaseException | None) -> str | None:
+    """Why, and what to do; None where the store is not at fault."""
+    if not isinstance(error, OperationalError | InterfaceError):
+        return None
+    if any(word in str(error) for word in FULL):
+        return "The disk of the store is full, so nothing was changed. Free space there, then try again."
+    return "The store cannot be used now, so nothing was changed. Try again; if it stays, the server's log says why."
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    """The answer to whatever a page did not expect. Django calls it while it deals with the exception."""
+    why = sentence(sys.exc_info()[1])
+    if why is None:
+        return server_error(request)
+    # Without the request: who asks stands in the store too.
+    return HttpResponse(loader.get_template("503.html").render({"why": why}), status=503)
