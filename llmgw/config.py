@@ -183,7 +183,7 @@ class Nodes(Section):
     """How often a pass runs, besides being poked."""
     settle_s: float = 5.0
     """How long after a start nodes may register before anything is placed."""
-    lease_ttl_s: float = 10.0
+    lease_ttl_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """How long a control plane that died keeps the lead."""
     drain_s: float = 60.0
     """How long requests in flight may finish when a replica is taken down."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from nodes.state import Cluster, Life, Node
+
+SET_BACK = timedelta(minutes=20)
+"""What was said so much later than now was said before the database's clock was set back, which ends the lease too
+(`llmgw.core.lease.FAR`): the lead has been taken since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,7 @@ def expire(cluster: Cluster, now: datetime) -> tuple[Expired, ...]:
 def _judge(node: Node, cluster: Cluster, now: datetime) -> Expired | None:
     if node.state not in ("ready", "unreachable") or node.last_seen_at is None:
         return None
-    heard = max(node.last_seen_at, cluster.since or node.last_seen_at)
-    silence = now - heard
+    silence = now - _heard_at(node.last_seen_at, cluster.since, now)
     if silence > cluster.rules.lost_after:
         why = f"node {node.name} is lost: nothing heard for {int(silence.total_seconds())} s; its replicas move"
         return Expired(node.name, node.state, "lost", node.last_seen_at, why)
@@ -37,3 +40,10 @@ def _judge(node: Node, cluster: Cluster, now: datetime) -> Expired | None:
         why = f"node {node.name} is unreachable: nothing heard for {int(silence.total_seconds())} s"
         return Expired(node.name, node.state, "unreachable", node.last_seen_at, why)
     return None
+
+
+def _heard_at(last_seen_at: datetime, since: datetime | None, now: datetime) -> datetime:
+    """When it spoke last, as far as that is known: silence from before we listened does not count."""
+    if since is None:
+        return last_seen_at
+    return since if last_seen_at - now > SET_BACK else max(last_seen_at, since)

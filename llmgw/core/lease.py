@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from time import monotonic as system_monotonic
 
 from django.db import DatabaseError, connection
-from django.db.models import F
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from llmgw.core.models import Lease
@@ -24,6 +24,9 @@ LEADER = "leader"
 STANDSTILL_S = 5
 """A transaction that acts under a lease is ended by PostgreSQL when nothing is heard of it for so long: a process that
 was stopped in the middle of it would keep the lease's row locked, and nobody could take over."""
+FAR = timedelta(minutes=15)
+"""Nobody holds a lease for longer at a time. One that ends later was taken before the database's clock was set back: it
+counts as free, so that whoever has it takes it anew, as after a step forward, and goes by what is said from then on."""
 
 
 def new_holder() -> str:
@@ -56,7 +59,7 @@ def acquire(name: str, *, ttl_s: float, holder: str = HOLDER) -> Held | None:
         return None
     if found and rows.filter(holder=holder, expires_at__gt=Now()).update(expires_at=expires_at):
         return found
-    free = rows.filter(expires_at__lte=Now())
+    free = rows.filter(Q(expires_at__lte=Now()) | Q(expires_at__gt=Now() + FAR))
     if not free.update(holder=holder, fence=F("fence") + 1, since=Now(), expires_at=expires_at):
         new = Lease(name=name, holder=holder, fence=1, since=Now(), expires_at=expires_at)
         Lease.objects.bulk_create([new], ignore_conflicts=True)
@@ -66,7 +69,8 @@ def acquire(name: str, *, ttl_s: float, holder: str = HOLDER) -> Held | None:
 
 def current(name: str) -> Held | None:
     """The lease as whoever has it now has it; None while nobody does. One query."""
-    row = Lease.objects.filter(name=name, expires_at__gt=Now()).annotate(at=Now()).first()
+    valid = Lease.objects.filter(name=name, expires_at__gt=Now(), expires_at__lte=Now() + FAR)
+    row = valid.annotate(at=Now()).first()
     return Held(name, row.holder, row.fence, row.turn, row.since, row.at) if row else None
 
 
