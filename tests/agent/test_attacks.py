@@ -124,7 +124,7 @@ async def test_a_hostile_start_costs_neither_the_stream_nor_the_node(
     agent.start()
     await eventually(lambda: control_plane.heartbeats, what="heartbeats")
     outside = set(agent.settings.work_dir.parent.iterdir())
-    hostile = [
+    hostile: list[dict[str, Any]] = [
         {"replica": "x" * 300},
         {"replica": "../../../etc/cron.d/x\n"},
         {"source": "\0"},

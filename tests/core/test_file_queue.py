@@ -10,7 +10,7 @@ from queue import Empty
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.exceptions import ChannelError
 
 from llmgw.core import file_queue
@@ -30,7 +30,8 @@ def channel(folder: Path) -> Iterator[Any]:
         "data_folder_out": str(folder / "messages"),
         "control_folder": str(folder / "control"),
     }
-    with Connection(f"{file_queue.SCHEME}://localhost/", transport_options=options) as connection:
+    make: Any = Connection  # untyped
+    with make(f"{file_queue.SCHEME}://localhost/", transport_options=options) as connection:
         yield connection.channel()
 
 
