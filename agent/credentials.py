@@ -7,6 +7,7 @@ import ssl
 
 from agent import join_token, tls
 from agent.config import AgentSettings
+from agent.renewal import NotKept, Renewal
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,8 @@ class Credentials:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._warned: dict[str, str] = {}
+        self._renewal = Renewal(settings) if settings.certificate_file is not None else None
+        self._turned_away = 0
 
     @property
     def address(self) -> str | None:
@@ -39,12 +42,33 @@ class Credentials:
 
     def tls(self) -> ssl.SSLContext:
         """Raises Unusable."""
+        pairs = self._renewal.pairs() if self._renewal else (None,)
         try:
-            context, warning = tls.context(self._settings)
+            context, warning = tls.context(self._settings, pairs[self._turned_away % len(pairs)])
         except tls.TlsError as error:
             raise Unusable(str(error)) from None
         self._warn("key_file", warning)
         return context
+
+    def turned_away(self) -> None:
+        """The control plane did not take what it was shown: where there is another certificate, that comes next."""
+        self._turned_away += 1
+
+    def certificate_request(self) -> str | None:
+        """For another certificate, if it is time; as PEM."""
+        return self._renewal.request() if self._renewal else None
+
+    def keep_certificate(self, certificate: str) -> bool:
+        """Whether the answer to that is what comes next; if not, the log says why."""
+        assert self._renewal
+        try:
+            until = self._renewal.keep(certificate)
+        except (NotKept, OSError) as error:
+            log.error("The certificate was not renewed: %s", error)
+            return False
+        log.info("The certificate was renewed; the new one holds until %s", f"{until:%Y-%m-%d}")
+        self._turned_away = 0
+        return True
 
     def _warn(self, setting: str, text: str) -> None:
         """Once, until it is over."""

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import logging
 import os
+import secrets
 import signal
 import sys
 from importlib import metadata
@@ -58,6 +59,7 @@ class Agent:
     def __init__(self, settings: AgentSettings, hardware: Hardware | None = None) -> None:
         """`hardware`: another than this machine's."""
         self._settings = settings
+        self._instance = secrets.token_hex(8)
         self._machine = Machine(work_dir=settings.work_dir)
         self._hardware = hardware or Hardware.of_this_machine(settings.fabrics)
         self._weights = Weights(settings.work_dir / "models")
@@ -99,6 +101,7 @@ class Agent:
             node=self._settings.node,
             agent_version=version(),
             machine_id=self._machine.machine_id(),
+            instance=self._instance,
             address=address,
             inventory=inventory,
             labels=self._settings.labels,

@@ -1,6 +1,7 @@
 """The words that control plane and agent exchange: JSON messages over one websocket, tagged by `type` (ND-1..6).
 
-Up: Register, Heartbeat, ShardStatus, Ack. Down: Welcome, Refused, Command. Pure; both sides import it.
+Up: Register, Heartbeat, ShardStatus, Ack, CertificateRequest. Down: Welcome, Refused, Command, and what answers such a
+request. Pure; both sides import it.
 Sizes are bytes, durations seconds. `None` is unknown, never zero.
 """
 
@@ -26,6 +27,8 @@ MAX_SHARDS = 1024
 MAX_TEXT = 400
 """Of one line in an inventory, in characters. A longer one is cut; a file's path is left out instead."""
 MAX_PATH = 1000
+MAX_REQUEST = 8 * 1024
+"""Of a certificate signing request, in characters."""
 MAX_BUILD_NAME = 80
 AUTO, NONE = "auto", "none"
 """What is chosen of an engine's builds beside one of them by its name: the best that runs, or not one."""
@@ -278,6 +281,8 @@ class Register(Struct, frozen=True, kw_only=True, tag="register", omit_defaults=
     protocol: int = VERSION
     agent_version: str
     machine_id: str
+    instance: str = ""
+    """Another one for each process of an agent, so that copies of one machine are told apart."""
     address: str
     inventory: Inventory
     labels: dict[str, str] = {}
@@ -318,7 +323,13 @@ class Ack(Struct, frozen=True, kw_only=True, tag="ack"):
     error: str = ""
 
 
-Up = Register | Heartbeat | ShardStatus | Ack
+class CertificateRequest(Struct, frozen=True, kw_only=True, tag="certificate_request"):
+    """Asks for another certificate in the name of this stream's: a certificate signing request as PEM."""
+
+    request: str
+
+
+Up = Register | Heartbeat | ShardStatus | Ack | CertificateRequest
 
 
 # --- down ------------------------------------------------------------------------------------------------------------
@@ -360,6 +371,8 @@ Body = StartShard | StopShard | Fetch | InstallEngine | SetEngineBuild
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
     node: str
     heartbeat_s: float = 5
+    renews: bool = False
+    """Whether a CertificateRequest is answered on this stream."""
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
@@ -374,7 +387,17 @@ class Command(Struct, frozen=True, kw_only=True, tag="command"):
     """Of the decision it belongs to, as W3C Trace Context writes it."""
 
 
-Down = Welcome | Refused | Command
+class Certificate(Struct, frozen=True, kw_only=True, tag="certificate"):
+    """What was asked for, as PEM."""
+
+    certificate: str
+
+
+class NotRenewed(Struct, frozen=True, kw_only=True, tag="not_renewed"):
+    reason: str
+
+
+Down = Welcome | Refused | Command | Certificate | NotRenewed
 
 _encoder = msgspec.json.Encoder()
 _up = msgspec.json.Decoder(Up)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import ssl
 from collections.abc import Callable, Coroutine
 from time import monotonic
@@ -25,7 +26,20 @@ from websockets.frames import CloseCode
 from agent import protocol, tls
 from agent.config import stream_url
 from agent.credentials import Credentials, Unusable
-from agent.protocol import Ack, Command, Heartbeat, Inventory, Refused, Register, ShardStatus, Up, Welcome
+from agent.protocol import (
+    Ack,
+    Certificate,
+    CertificateRequest,
+    Command,
+    Heartbeat,
+    Inventory,
+    NotRenewed,
+    Refused,
+    Register,
+    ShardStatus,
+    Up,
+    Welcome,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +53,11 @@ SILENT_S = 45.0
 """One that is only busy answers by then; a network that swallows packets closes nothing, so that nothing else would
 tell."""
 MAX_RETRY_AFTER_S = 600.0
+RENEW_FIRST_S = 60.0
+RENEW_AGAIN_S = 6 * 3600.0
+"""At most how long after its welcome, and how often from then on, a stream looks whether its certificate ends. Not all
+of a fleet's at once."""
+_uniform: Callable[[float, float], float] = random.uniform
 AWAY = (502, 503, 504)
 """What a proxy answers for a control plane that it cannot reach: no refusal of anybody's."""
 
@@ -113,6 +132,8 @@ class Stream:
             await self._open()
         except Ended as ended:
             self.ended = ended
+            if ended.reached and self.welcomed_at is None:
+                self._credentials.turned_away()
         except Exception as error:  # the agent's boundary: nothing may end the reconnecting
             log.exception("The stream to %s failed", self.address)
             self.ended = Ended(f"{type(error).__name__}: {error}")
@@ -174,6 +195,7 @@ class Stream:
                 self._beat(welcome.heartbeat_s, register.inventory),
                 self._read(socket),
                 self._ping(socket),
+                *((self._renew(),) if welcome.renews else ()),
             )
         except asyncio.CancelledError:
             await socket.close(CloseCode.GOING_AWAY, self._farewell)
@@ -199,6 +221,21 @@ class Stream:
                     self.put(self._node.answer(command))
                 case Refused(reason=reason, retry_after_s=retry_after_s):
                     raise Ended(f"refused: {reason}", retry_after_s=retry_after_s or 0.0)
+                case Certificate(certificate=certificate):
+                    if await asyncio.to_thread(self._credentials.keep_certificate, certificate):
+                        raise Ended("it goes on with the renewed certificate", clean=True)
+                case NotRenewed(reason=reason):
+                    log.warning("The certificate is not renewed: %s", reason)
+
+    async def _renew(self) -> None:
+        """Ask for another certificate when it is time, and again at length when none came."""
+        limit_s = RENEW_FIRST_S
+        while True:
+            await asyncio.sleep(_uniform(0.5, 1.0) * limit_s)
+            limit_s = RENEW_AGAIN_S
+            request = await asyncio.to_thread(self._credentials.certificate_request)
+            if request is not None:
+                self.put(CertificateRequest(request=request))
 
     async def _write(self, socket: ClientConnection, outbox: asyncio.Queue[Up]) -> None:
         while True:

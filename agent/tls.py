@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from agent.config import AgentSettings
+from agent.renewal import Pair
 
 REFUSED = (
     "the control plane ended the connection before it answered, as it does when it gets no certificate or does not "
@@ -22,28 +23,28 @@ class TlsError(Exception):
     """`str()` is the whole sentence but for its full stop."""
 
 
-def context(settings: AgentSettings) -> tuple[ssl.SSLContext, str]:
-    """For one connection, and a warning when others can read the key, else "". Raises TlsError."""
+def context(settings: AgentSettings, pair: Pair | None) -> tuple[ssl.SSLContext, str]:
+    """For one connection that shows `pair`, and a warning when others can read its key, else "". Raises TlsError."""
     made = _trusting(settings.ca_file)
     warning = ""
-    if settings.certificate_file is not None and settings.key_file is not None:
+    if pair is not None:
         made.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
-            mode = stat.S_IMODE(os.stat(settings.key_file).st_mode)
-            made.load_cert_chain(settings.certificate_file, settings.key_file, password=_no_password)
+            mode = stat.S_IMODE(os.stat(pair.key_file).st_mode)
+            made.load_cert_chain(pair.certificate_file, pair.key_file, password=_no_password)
         except ssl.SSLError:
             raise TlsError(
-                f"certificate_file {settings.certificate_file} and key_file {settings.key_file} hold no certificate "
+                f"certificate_file {pair.certificate_file} and key_file {pair.key_file} hold no certificate "
                 f"with its key. Make both anew on the control plane: llmgw node add {settings.node}"
             ) from None
         except OSError as error:
-            missing = error.filename or settings.certificate_file
+            missing = error.filename or pair.certificate_file
             raise TlsError(
                 f"{missing} cannot be read: {error.strerror}. "
                 f"Make certificate and key on the control plane: llmgw node add {settings.node}"
             ) from None
         if mode & 0o077:
-            warning = f"{settings.key_file} can be read by others. Run: chmod 600 {settings.key_file}"
+            warning = f"{pair.key_file} can be read by others. Run: chmod 600 {pair.key_file}"
     return made, warning
 
 

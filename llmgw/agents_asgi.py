@@ -17,10 +17,13 @@ import django
 
 django.setup(set_prefix=False)
 
+from django.conf import settings
+
 from llmgw.core import doorbell
+from llmgw.ops import pki
 from nodes.consumers import AgentStream
 
-agent_stream: Any = AgentStream.as_asgi()
+agent_stream: Any = AgentStream.as_asgi(sign=pki.signer(settings.LLMGW.authority_dir))
 NOTHING_ELSE = b"Agents' streams are all there is here.\n"
 
 

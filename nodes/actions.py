@@ -6,7 +6,7 @@ Reports are the truth about what runs: replica rows follow them (ND-2, ND-45). W
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from agent import protocol
 from llmgw.core import doorbell, lease
-from nodes import choosing, commands, identity, labels, reports, timeline
+from nodes import choosing, commands, contest, identity, intake, labels, reports, timeline
 from nodes.models import ModelStatus, Node, NodeState, Shard
 from nodes.poke import poke
 from tenants import audit
@@ -29,9 +29,16 @@ Heard = Literal["ok", "replaced", "register again"]
 
 @transaction.atomic
 def register_node(
-    *, node: Node, register: protocol.Register, connection: str, now: datetime, proof: identity.Kind = "token"
+    *,
+    node: Node,
+    register: protocol.Register,
+    connection: str,
+    now: datetime,
+    proof: identity.Kind = "token",
+    peer: str = "",
 ) -> protocol.Welcome | protocol.Refused:
-    """The first message of a stream: from now on `connection` speaks for the node, and its rows are rebuilt."""
+    """The first message of a stream: from now on `connection` speaks for the node, and its rows are rebuilt. `peer`:
+    the address that the stream comes from."""
     if register.node != node.name:
         return protocol.Refused(
             reason=f"this {proof} is node {node.name}'s, but the agent says it is {register.node}; "
@@ -46,10 +53,12 @@ def register_node(
         )
         timeline.note("refused", reason, at=now, node=node.name)
         return protocol.Refused(reason=reason, retry_after_s=60)
+    if refused := _contested(node, register, peer or register.address, proof, now):
+        return refused
     before = node.state
     node.state = NodeState.READY
     node.machine_id = register.machine_id
-    node.address = register.address
+    node.address = node.pinned_address or register.address
     node.told_labels = register.labels
     node.labels = labels.effective(register.labels, node.set_labels)
     node.agent_version = register.agent_version
@@ -69,6 +78,31 @@ def register_node(
     return protocol.Welcome(node=node.name, heartbeat_s=settings.LLMGW.nodes.heartbeat_s)
 
 
+def _contested(
+    node: Node, register: protocol.Register, peer: str, proof: identity.Kind, now: datetime
+) -> protocol.Refused | None:
+    """Why an agent may not speak for the node that a copy of its machine speaks for; None when it may."""
+    whence = f"{intake.shown(register.inventory.hostname)[:80]} at {peer[:80]}"
+    comer = contest.Turn(instance=register.instance or peer, whence=whence, at=now)
+    past = msgspec.convert(node.turns, tuple[contest.Turn, ...])
+    quiet = timedelta(seconds=settings.LLMGW.nodes.unreachable_after_s)
+    heard = bool(node.connection) and node.last_seen_at is not None and now - node.last_seen_at < quiet
+    judged = contest.judge(past, comer, spoken_for=heard)
+    node.turns = msgspec.to_builtins(judged.turns)
+    if isinstance(judged, contest.Taken):
+        return None
+    known = node.contested_at is not None and now - node.contested_at < contest.WITHIN
+    node.contested, node.contested_at = f"{judged.kept.whence}, which is kept, and {whence}", now
+    node.save(update_fields=["turns", "contested", "contested_at"])
+    reason = (
+        f"two agents take turns to speak for node {node.name}: {node.contested}. If one machine is a copy of the other,"
+        f" give the copy a node, a {proof} and a machine id of its own; if both are one machine, stop one of its agents"
+    )
+    if not known:
+        timeline.note("refused", reason, at=now, node=node.name)
+    return protocol.Refused(reason=reason, retry_after_s=60)
+
+
 @transaction.atomic
 def heartbeat(
     *,
@@ -79,9 +113,11 @@ def heartbeat(
     now: datetime,
     inventory: protocol.Inventory | None = None,
     errands: tuple[protocol.Errand, ...] = (),
+    ended: Iterable[tuple[str, int]] = (),
 ) -> Heard:
     """A sign of life. `changed`: the shards whose state differs from what this stream last told; `inventory`: what the
-    machine holds, where that is news; `errands`: fetches and installations that commands asked for."""
+    machine holds, where that is news; `errands`: fetches and installations that commands asked for; `ended`: shards
+    (replica and rank) whose stop this stream's agent has answered, and that it does not run any more."""
     rows = Node.objects.filter(pk=node, connection=connection)
     beat = {"last_seen_at": now, "load": msgspec.to_builtins(load)}
     if errands:
@@ -96,6 +132,7 @@ def heartbeat(
         poke()
     in_order = sorted(changed, key=lambda status: status.replica)
     known = [reports.observe(node, status, "", now) for status in in_order]
+    reports.not_listed(node, ended, now)
     return "ok" if all(known) else "register again"
 
 

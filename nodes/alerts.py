@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from nodes.fitting import LEAST_DISK_BYTES
+from nodes.intake import is_loopback
 from nodes.state import Cluster, Node
 from tenants.figures import span
 
 WARN_BEFORE = timedelta(days=30)
 """How long before a certificate ends it is spoken of."""
+LONG_STOP = timedelta(minutes=2)
+NAMED = 4
+"""How many nodes a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,67 @@ def of_certificates(certified: Sequence[Certified], now: datetime) -> Iterator[A
 def _days(left: timedelta) -> str:
     """Whole days where there are some, so that nodes made together are told together."""
     return f"{left.days} d" if left.days else span(left)
+
+
+def of_listener(until: datetime, now: datetime) -> Iterator[Alert]:
+    """Of the certificate that agents are shown: one that has ended keeps all of them out."""
+    left = until - now
+    if left > WARN_BEFORE:
+        return
+    renew = "Make another where the authority's ca.key is: llmgw server ca"
+    if left > timedelta(0):
+        text = f"The certificate that agents are shown ends in {_days(left)}; then none of them connects. {renew}"
+        yield Alert("warn", "agents", text, until)
+    else:
+        yield Alert(
+            "failed", "agents", f"The certificate that agents are shown has ended; none connects. {renew}", until
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Where a node says that it is reached, and by which machine; `contested`: who else came as it lately."""
+
+    node: str
+    address: str
+    machine_id: str
+    contested: str = ""
+    contested_at: datetime | None = None
+
+
+def of_claims(claims: Sequence[Claim]) -> Iterator[Alert]:
+    """Copies of a machine, and machines that say they are at one address."""
+    for each in claims:
+        if each.contested:
+            text = f"Two agents take turns to speak for {each.node}: {each.contested}. Give a copy a node of its own."
+            yield Alert("failed", each.node, text, each.contested_at)
+    by_address: dict[str, list[Claim]] = {}
+    for each in claims:
+        by_address.setdefault(each.address, []).append(each)
+    for address, found in sorted(by_address.items()):
+        if len({each.machine_id for each in found}) > 1 and not is_loopback(address):
+            names = " and ".join(each.node for each in found[:NAMED])
+            text = (
+                f"Different machines say that they are reached at {address}: {names}; requests for one reach another. "
+                "Correct address in agent.yaml, or pin what is right: llmgw ctl address NODE ADDRESS"
+            )
+            yield Alert("warn", found[0].node, text, None)
+
+
+def of_stops(cluster: Cluster, now: datetime) -> Iterator[Alert]:
+    """Replicas that a node goes on running though it was told long ago to stop them; their cards stay theirs."""
+    heard = {node.name for node in cluster.nodes if node.state == "ready"}
+    for replica in sorted(cluster.replicas, key=lambda replica: replica.name):
+        asked_at = replica.wanted_at or replica.made_at
+        if replica.wanted != "stop" or now - asked_at < LONG_STOP:
+            continue
+        where = [shard.node for shard in replica.shards if shard.node in heard and not shard.ended]
+        if where:
+            text = (
+                f"Replica {replica.name} of {replica.model} was told to stop {span(now - asked_at)} ago, and still "
+                f"runs on {', '.join(where)}: what it holds there is not free. See the agent's log on that machine."
+            )
+            yield Alert("warn", where[0], text, asked_at)
 
 
 def of_teams(cluster: Cluster) -> Iterator[Alert]:

@@ -28,7 +28,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
 
     class Meta:
         model = Node
-        exclude = ["token_digest", "connection"]
+        exclude = ["token_digest", "connection", "turns"]
 
 
 class NodeLineSerializer(serializers.ModelSerializer[Node]):
@@ -82,6 +82,12 @@ class NodeChangeSerializer(serializers.Serializer[Node]):
     disabled_engines = serializers.ListField(
         child=serializers.CharField(), required=False, help_text="Engines of which it gets no new replicas."
     )
+    pinned_address = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        max_length=255,
+        help_text="Where gateways reach its engines, whatever its agent says; empty: where that says.",
+    )
 
 
 class NodeDetail(generics.RetrieveAPIView[Node], OperatorView):
@@ -92,7 +98,7 @@ class NodeDetail(generics.RetrieveAPIView[Node], OperatorView):
 
     @extend_schema(request=NodeChangeSerializer, responses=NodeSerializer)
     def patch(self, request: Request, pk: str) -> Response:
-        """Change labels, reserved cores or disabled engines: all of it, or nothing."""
+        """Change labels, reserved cores, disabled engines or the address: all of it, or nothing."""
         wanted = NodeChangeSerializer(data=request.data)
         wanted.is_valid(raise_exception=True)
         node = one(Node.objects.all(), pk=pk)
@@ -203,7 +209,7 @@ class CertificateSerializer(serializers.ModelSerializer[Certificate]):
 
     class Meta:
         model = Certificate
-        fields = ["serial", "node", "made_at", "made_by", "expires_at"]
+        fields = ["serial", "node", "made_at", "made_by", "expires_at", "proved_at"]
 
 
 class Certificates(generics.ListAPIView[Certificate], OperatorView):

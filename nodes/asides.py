@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import Count, F, Max, OuterRef, Subquery, Sum
+from django.conf import settings
+from django.db.models import Count, F, Max, OuterRef, Q, Subquery, Sum
+from django.db.models.functions import Coalesce
 
 import catalog.models
-from nodes.alerts import WARN_BEFORE, Certified
-from nodes.models import Certificate
+from nodes import contest
+from nodes.alerts import WARN_BEFORE, Certified, Claim
+from nodes.models import Certificate, Node, NodeState
 from nodes.summary import UserLine
 from tenants.models import Usage
 
@@ -49,6 +52,32 @@ def last_used(models: Collection[str]) -> Mapping[str, datetime]:
 
 
 def ending(now: datetime) -> tuple[Certified, ...]:
-    """Nodes whose last certificate ends soon or has ended. One query."""
-    rows = Certificate.objects.order_by().values_list("node_id").annotate(until=Max("expires_at"))
+    """Nodes whose last certificate ends soon or has ended. One that was renewed counts once its agent has come with it.
+    One query."""
+    proved = Max("expires_at", filter=Q(proved_at__isnull=False))
+    until = Coalesce(proved, Max("expires_at"))
+    rows = Certificate.objects.order_by().values_list("node_id").annotate(until=until)
     return tuple(Certified(node, until) for node, until in rows.filter(until__lte=now + WARN_BEFORE))
+
+
+def claims(now: datetime) -> tuple[Claim, ...]:
+    """Nodes that others came as lately, and those that share an address. One query."""
+    heard = Node.objects.filter(state__in=(NodeState.READY, NodeState.UNREACHABLE))
+    shared = heard.order_by().values("address").annotate(count=Count("machine_id", distinct=True)).filter(count__gt=1)
+    contested = Q(contested_at__gt=now - contest.WITHIN)
+    rows = Node.objects.filter(contested | Q(pk__in=heard, address__in=shared.values("address")))
+    columns = rows.values_list("name", "address", "machine_id", "contested", "contested_at")
+    return tuple(Claim(*row[:3], *(row[3:] if row[4] and row[4] > now - contest.WITHIN else ())) for row in columns)
+
+
+def listener_ends_at() -> datetime | None:
+    """When the certificate of the listener on this host ends, if there is one that can be read."""
+    if settings.LLMGW.agents.port is None:
+        return None
+    from cryptography import x509
+
+    try:
+        shown = (settings.LLMGW.authority_dir / "server.crt").read_bytes()
+        return x509.load_pem_x509_certificate(shown).not_valid_after_utc
+    except (OSError, ValueError):
+        return None

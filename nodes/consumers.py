@@ -21,8 +21,10 @@ from llmgw.core import doorbell
 from llmgw.core.clock import Clock
 from llmgw.core.store_clock import STORE_CLOCK
 from nodes import actions, commands, identity, intake, polling
+from nodes.flow import A_SECOND, MOST, Flow
 from nodes.gauges import forget_cards, tell_cards
 from nodes.models import Node
+from nodes.signing import NotSigned, Sign, Signed
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -65,9 +67,12 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     clock: Clock = STORE_CLOCK
     strangers = _Seldom()
+    flow = Flow()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sign: Sign | None = None, **kwargs: Any) -> None:
+        """`sign`: for agents that came with certificates; where there is none nobody else comes."""
         super().__init__(*args, **kwargs)
+        self.sign = sign
         self.proof: identity.Proof | None = None
         self.connection = secrets.token_hex(16)
         self.registered = False
@@ -75,6 +80,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.deadline: asyncio.Task[None] | None = None
         self.told: dict[tuple[str, int], protocol.ShardState] = {}
         self.errands: tuple[protocol.Errand, ...] = ()
+        self.stops: dict[tuple[str, int], int] = {}
+        """Shards that were told to stop and not called ended yet, each with the command; 0 once that is answered."""
         self.written_at = 0.0
 
     async def dispatch(self, message: dict[str, Any]) -> None:
@@ -128,6 +135,13 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self.node is None:
             return  # refused, or not yet proven; what it says does not matter
         raw = text_data.encode() if text_data is not None else bytes_data or b""
+        if not self.flow.take(self.node.name, len(raw), self.clock.monotonic()):
+            await self._refuse(
+                f"node {self.node.name} says more than {MOST:.0f} messages at once and {A_SECOND:.0f} a second from "
+                "then on; see in its log what it tells again and again",
+                retry_after_s=60,
+            )
+            return
         if len(raw) > protocol.MAX_MESSAGE_BYTES:
             await self._refuse(f"a message of {len(raw)} bytes is over the limit of {protocol.MAX_MESSAGE_BYTES}")
             return
@@ -151,6 +165,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                 await self._heartbeat(node, message)
             case protocol.ShardStatus():
                 self._remember(message.status)
+                if message.status.state in protocol.ENDED:
+                    self.stops.pop((message.status.replica, message.status.rank), None)
                 await self._go_on(
                     await self._act(
                         lambda now: actions.shard_status(
@@ -159,7 +175,10 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                     )
                 )
             case protocol.Ack():
+                self.stops |= {key: 0 for key, command in self.stops.items() if command == message.id}
                 await self._act(lambda now: actions.acknowledge(node=node.name, ack=message, now=now))
+            case protocol.CertificateRequest():
+                await self._renew(message.request)
             case _:
                 assert_never(message)
 
@@ -167,28 +186,39 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self.deadline:
             self.deadline.cancel()  # it has spoken; that a whole fleet speaks at once is not its fault
         assert self.proof
-        kind = self.proof.kind
+        proof, peer, here = self.proof, self._end("client"), self._end("server")
+        if misplaced := intake.misplaced(message.address, peer=peer, here=here):
+            await self._refuse(misplaced, retry_after_s=60)
+            return
         answer = await self._act(
             lambda now: actions.register_node(
-                node=node, register=message, connection=self.connection, now=now, proof=kind
+                node=node, register=message, connection=self.connection, now=now, proof=proof.kind, peer=peer
             )
         )
         if isinstance(answer, protocol.Refused):
             await self._refuse(answer.reason, answer.retry_after_s)
             return
+        if proof.is_new:
+            await self._act(lambda now: identity.mark_proved(proof, now))
         self.registered = True
         self.told = {(each.status.replica, each.status.rank): each.status for each in message.shards}
         self.written_at = self.clock.monotonic()
         tell_cards(node.name, self.connection, message.inventory.gpus)
         log.info("Node %s registered from %s with %d shards", node.name, message.address, len(message.shards))
-        await self._say(answer)
+        await self._say(msgspec.structs.replace(answer, renews=self._renews))
         if self.sender is None:
             self.sender = asyncio.create_task(self._send_commands(node))
+
+    def _end(self, which: str) -> str:
+        """The address of that end of the connection; empty when the server does not tell."""
+        return str((self.scope.get(which) or ("",))[0])
 
     async def _heartbeat(self, node: Node, message: protocol.Heartbeat) -> None:
         changed = [state for state in message.shards if self.told.get((state.replica, state.rank)) != state]
         errands = message.errands if message.errands != self.errands else ()
-        news = changed or errands or message.inventory is not None
+        listed = {(state.replica, state.rank) for state in message.shards}
+        ended = [key for key, command in self.stops.items() if not command and key not in listed]
+        news = changed or errands or ended or message.inventory is not None
         if not news and self.clock.monotonic() - self.written_at < WRITE_EVERY_S:
             return
         self.errands = message.errands
@@ -203,8 +233,10 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
                 now=now,
                 inventory=message.inventory,
                 errands=errands,
+                ended=ended,
             )
         )
+        self.stops = {key: command for key, command in self.stops.items() if key not in ended}
         if heard == "ok" and message.inventory is not None:
             tell_cards(node.name, self.connection, message.inventory.gpus)
         await self._go_on(heard)
@@ -219,6 +251,32 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         if len(self.told) >= protocol.MAX_SHARDS:
             self.told.clear()
         self.told[state.replica, state.rank] = state
+
+    def _await_end(self, command: protocol.Command) -> None:
+        body = command.body
+        if isinstance(body, protocol.StopShard) and len(self.stops) < protocol.MAX_SHARDS:
+            self.stops[body.replica, body.rank] = command.id
+
+    @property
+    def _renews(self) -> bool:
+        return self.sign is not None and self.proof is not None and self.proof.kind == "certificate"
+
+    async def _renew(self, request: str) -> None:
+        if not self._renews:
+            await self._say(protocol.NotRenewed(reason="this stream came without a certificate of ours"))
+            return
+        proof, sign = self.proof, self.sign
+        assert proof
+        assert sign
+        answer = await self._act(
+            lambda now: identity.renew_certificate(proof=proof, request=request, sign=sign, now=now)
+        )
+        match answer:
+            case Signed(certificate=certificate):
+                await self._say(protocol.Certificate(certificate=certificate))
+            case NotSigned(reason=reason):
+                log.warning("The certificate of node %s is not renewed: %s", proof.node.name, reason)
+                await self._say(protocol.NotRenewed(reason=reason))
 
     async def _go_on(self, heard: actions.Heard) -> None:
         match heard:
@@ -245,6 +303,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         while True:
             due = await self._act(lambda now: commands.take_due(node=node.name, connection=self.connection, now=now))
             for command in due:
+                self._await_end(command)
                 await self._say(command)
             if await listener.wait(LOOK_S) and (over := await self._over()):
                 await self._refuse(over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -53,6 +54,9 @@ def fitted(message: protocol.Up) -> protocol.Up:
             _check_states((fit.status,))
         case protocol.Ack():
             pass
+        case protocol.CertificateRequest():
+            if len(fit.request) > protocol.MAX_REQUEST:
+                raise Unfit(f"a certificate request has more than {protocol.MAX_REQUEST} characters")
         case _:
             assert_never(fit)
     return fit
@@ -83,11 +87,13 @@ def _cleaned(part: object) -> object:
 
 
 def _check_register(told: protocol.Register) -> None:
-    for name, limit in (("node", MAX_NODE), ("agent_version", 40), ("machine_id", 64)):
+    for name, limit in (("node", MAX_NODE), ("agent_version", 40), ("machine_id", 64), ("instance", 64)):
         if len(getattr(told, name)) > limit or not getattr(told, name).isprintable():
             raise Unfit(f"{name} is not one line of at most {limit} characters")
     if not _ADDRESS.fullmatch(told.address):
         raise Unfit(f"the address {told.address[:80]!r} is no host name and no IP address")
+    if is_nowhere(told.address):
+        raise Unfit(f"nothing is reached at the address {told.address}; set address in agent.yaml")
     _check_count("labels", len(told.labels), protocol.MAX_LABELS)
     for name, value in told.labels.items():
         if not (1 <= len(name) <= MAX_LABEL and len(value) <= MAX_LABEL):
@@ -104,6 +110,43 @@ def _check_register(told: protocol.Register) -> None:
         _check_held(each.spec)
         _check_adapters(each.spec)
     _check_states(each.status for each in told.shards)
+
+
+def is_address(text: str) -> bool:
+    """Whether it may be one, of a name or of a number."""
+    return bool(_ADDRESS.fullmatch(text))
+
+
+def is_nowhere(address: str) -> bool:
+    """Whether it is the address of no machine in particular: any, many, or whoever is next to the one that asks, as
+    what clouds tell their machines' secrets at."""
+    number = _number(address)
+    return number is not None and (number.is_unspecified or number.is_multicast or number.is_link_local)
+
+
+def is_loopback(address: str) -> bool:
+    number = _number(address)
+    return address == "localhost" if number is None else number.is_loopback
+
+
+def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name."""
+    try:
+        number = ipaddress.ip_address(address.strip("[]"))
+    except ValueError:
+        return None
+    return getattr(number, "ipv4_mapped", None) or number
+
+
+def misplaced(address: str, *, peer: str, here: str) -> str:
+    """Why gateways cannot go to the `address` that an agent gave, when its stream came from `peer` to `here`: loopback
+    is another machine for each of them. Empty when they can, or nobody knows."""
+    if not is_loopback(address) or not peer or peer == here or is_loopback(peer):
+        return ""
+    return (
+        f"the agent comes from {peer} and says that it is reached at {address}, which is this machine itself; "
+        "correct address in its agent.yaml"
+    )
 
 
 def _check_held(told: protocol.ShardSpec) -> None:

@@ -9,7 +9,8 @@ from django.utils import timezone
 
 from agent import protocol
 from catalog.spec import ENGINES
-from nodes import commands, labels, timeline
+from llmgw.core import doorbell
+from nodes import commands, intake, labels, timeline
 from nodes.models import Command, Node
 from nodes.poke import poke
 from tenants import audit
@@ -31,6 +32,7 @@ def keep_node(
     labels: Mapping[str, str | None] | None = None,
     reserved_cores: float | None = None,
     disabled_engines: Iterable[str] | None = None,
+    pinned_address: str | None = None,
 ) -> None:
     """Any of these at once: all of it, or nothing; None leaves as it is. Raises labels.LabelFault and NotKept."""
     if labels is not None:
@@ -39,6 +41,8 @@ def keep_node(
         reserve_cores(node=node, cores=reserved_cores, actor=actor)
     if disabled_engines is not None:
         disable_engines(node=node, engines=disabled_engines, actor=actor)
+    if pinned_address is not None:
+        pin_address(node=node, address=pinned_address, actor=actor)
 
 
 @transaction.atomic
@@ -87,6 +91,25 @@ def disable_engines(*, node: Node, engines: Iterable[str], actor: Actor) -> bool
     what = f"no new replicas of {', '.join(wanted)}" if wanted else "replicas of every engine"
     text = f"node {node.name} gets {what}, as {actor.name} decided"
     _note(row, actor, "disable engines", text, {"disabled_engines": before}, {"disabled_engines": wanted})
+    return True
+
+
+@transaction.atomic
+def pin_address(*, node: Node, address: str, actor: Actor) -> bool:
+    """Where gateways reach a node's engines, whatever its agent says; empty: where that says, from its next register
+    on. False when it was so already. Raises NotKept."""
+    if address and (not intake.is_address(address) or intake.is_nowhere(address)):
+        raise NotKept(f"{address[:80]!r} is no host name and no IP address of a machine.")
+    row = Node.objects.select_for_update().get(pk=node.pk)
+    if row.pinned_address == address:
+        return False
+    before, row.pinned_address = row.pinned_address, address
+    row.address = address or row.address
+    row.save(update_fields=["pinned_address", "address"])
+    what = f"is reached at {address}, whatever its agent says" if address else "is reached where its agent says"
+    text = f"node {node.name} {what}, as {actor.name} decided"
+    _note(row, actor, "pin address", text, {"address": before}, {"address": address})
+    doorbell.table_changed()
     return True
 
 

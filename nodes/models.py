@@ -25,6 +25,7 @@ class Node(models.Model):
     cordoned_at = models.DateTimeField(null=True, blank=True)
     draining_at = models.DateTimeField(null=True, blank=True)
     address = models.CharField(max_length=255, blank=True, help_text="Where gateways reach its engines.")
+    pinned_address = models.CharField(max_length=255, blank=True, help_text="By operators; it wins over its agent's.")
     labels = models.JSONField(default=dict, blank=True, help_text="What placement goes by: told by its agent, or set.")
     told_labels = models.JSONField(default=dict, blank=True, help_text="As its agent.yaml says.")
     set_labels = models.JSONField(default=dict, blank=True, help_text="By operators; they win.")
@@ -38,6 +39,9 @@ class Node(models.Model):
     load = models.JSONField(default=dict, help_text="agent.protocol.NodeLoad of the last stored heartbeat.")
     errands = models.JSONField(default=list, help_text="agent.protocol.Errand of the last stored heartbeat.")
     connection = models.CharField(max_length=64, blank=True, help_text="The stream that speaks for it now.")
+    turns = models.JSONField(default=list, help_text="nodes.contest.Turn of the agents that spoke for it lately.")
+    contested = models.CharField(max_length=400, blank=True, help_text="Who else came as it and was refused, in words.")
+    contested_at = models.DateTimeField(null=True, blank=True)
     registered_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
     made_at = models.DateTimeField(default=timezone.now)
@@ -57,6 +61,7 @@ class Certificate(models.Model):
     made_at = models.DateTimeField(default=timezone.now)
     made_by = models.CharField(max_length=150)
     expires_at = models.DateTimeField()
+    proved_at = models.DateTimeField(null=True, help_text="When a stream first came with it.")
 
     class Meta:
         ordering = ["-made_at"]

@@ -229,6 +229,14 @@ def _gone(node: str, shard: Shard, now: datetime) -> None:
     observe(node, status, "", now)
 
 
+def not_listed(node: str, ended: Iterable[tuple[str, int]], now: datetime) -> None:
+    """A heartbeat is whole too: shards that their agent has been told to stop, and that are not in it, have ended."""
+    for replica, rank in sorted(ended):
+        shard = Shard.objects.filter(replica=replica, rank=rank, node=node).select_related("replica").first()
+        if shard is not None and shard.replica.wanted == Wanted.STOP:
+            _gone(node, shard, now)
+
+
 def stop_answered(shard: Shard, ack: protocol.Ack, now: datetime) -> None:
     """A shard that had ended is released by its agent's answer; one that runs reports its end itself."""
     if not ack.ok:

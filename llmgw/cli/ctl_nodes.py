@@ -68,6 +68,19 @@ def engines(
     _send(ctx, "PATCH", node, "", {"disabled_engines": off}, json, done)
 
 
+def address(
+    ctx: typer.Context,
+    node: str,
+    address: Annotated[str, typer.Argument(help="Host name or IP address. Left out: where its agent says.")] = "",
+    json: Json = False,
+) -> None:
+    """Pin where gateways reach a node's engines, whatever its agent says. Without an address it is unpinned."""
+    done = (
+        f"{node} is reached at {address}." if address else f"{node} is reached where its agent says, once it registers."
+    )
+    _send(ctx, "PATCH", node, "", {"pinned_address": address}, json, done)
+
+
 def fetch(ctx: typer.Context, node: str, source: str, json: Json = False) -> None:
     """Bring weights onto a node before a replica needs them."""
     _send(
@@ -132,4 +145,4 @@ def _path(node: str) -> str:
     return f"nodes/{quote(node, safe='')}"
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (drain, remove, label, reserve, engines, fetch, install)
+COMMANDS: tuple[Callable[..., None], ...] = (drain, remove, label, reserve, engines, address, fetch, install)

@@ -22,7 +22,7 @@ def ca(names: tuple[str, ...]) -> list[str]:
         f"The listener's certificate {'now holds' if issued else 'holds'}: {', '.join(held)}.",
     ]
     if issued and not made:
-        lines.append("Start `llmgw server run agents` anew, so that it shows this one.")
+        lines.append("A listener that runs here shows it within a minute. Copy server.crt and server.key to others.")
     if settings.agents.port is None:
         lines.append("Next: set agents.port (for example 8444), and start: llmgw server run agents")
     else:

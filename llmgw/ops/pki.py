@@ -9,21 +9,26 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.files import write_private
 from llmgw.config import ConfigError
+from nodes.signing import NotSigned, Sign, Signed
 
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 730
+RENEW_WITHIN = timedelta(days=30)
+"""How long before its end a listener makes itself another certificate."""
 EARLIER = timedelta(minutes=10)
 """Certificates hold from a little before now: machines' clocks differ."""
 CA_KEY, CA_CERT, SERVER_KEY, SERVER_CERT = "ca.key", "ca.crt", "server.key", "server.crt"
@@ -61,21 +66,80 @@ class Authority:
         found = tuple(_general(name) for name in names)
         return self._issue("llmgw agents", found, ExtendedKeyUsageOID.SERVER_AUTH)
 
+    def sign_request(self, node: str, request: str, current: str) -> Signed | NotSigned:
+        """Another certificate for an agent that keeps its key, if it asks in the name that `current` proves."""
+        try:
+            asked, shown = x509.load_pem_x509_csr(request.encode()), x509.load_pem_x509_certificate(current.encode())
+            shown.verify_directly_issued_by(self._certificate)
+            key, is_whole = asked.public_key(), asked.is_signature_valid
+        except InvalidSignature:
+            return NotSigned(f"another authority issued the certificate of {node}; {_anew(node)}")
+        except ValueError:
+            return NotSigned("the request is none that can be read; upgrade the agent")
+        if not is_whole or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            return NotSigned(
+                "the request is not signed with a key of the kind that is taken (P-256); upgrade the agent"
+            )
+        names = [str(each.value) for each in asked.subject]
+        if names != [node] or asked.subject != x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)]):
+            return NotSigned(
+                f"the request is for {', '.join(names)[:100] or 'nobody'}, and the stream is node {node}'s"
+            )
+        certificate, expires_at = self._certify(key, node, (x509.DNSName(node),), ExtendedKeyUsageOID.CLIENT_AUTH)
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        return Signed(pem.decode(), format(certificate.serial_number, "x"), expires_at)
+
     def _issue(self, name: str, names: tuple[x509.GeneralName, ...], usage: x509.ObjectIdentifier) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
+        signed, expires_at = self._certify(key.public_key(), name, names, usage)
+        pem = signed.public_bytes(serialization.Encoding.PEM)
+        return Issued(pem, _key_pem(key), format(signed.serial_number, "x"), expires_at)
+
+    def _certify(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        names: tuple[x509.GeneralName, ...],
+        usage: x509.ObjectIdentifier,
+    ) -> tuple[x509.Certificate, datetime]:
+        """A certificate, and when it ends."""
         now = datetime.now(UTC)
         expires_at = min(now + timedelta(days=LEAF_DAYS), self._certificate.not_valid_after_utc)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         signed = (
-            _builder(subject, self._certificate.subject, key.public_key(), self._key.public_key(), now, expires_at)
+            _builder(subject, self._certificate.subject, key, self._key.public_key(), now, expires_at)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        pem = signed.public_bytes(serialization.Encoding.PEM)
-        return Issued(pem, _key_pem(key), format(signed.serial_number, "x"), expires_at)
+        return signed, expires_at
+
+
+def signer(directory: Path) -> Sign:
+    """Signs what agents ask for where the authority's key is. It is read each time, which is seldom."""
+
+    def sign(node: str, request: str, current: str) -> Signed | NotSigned:
+        if not holds_key(directory):
+            return NotSigned(
+                f"this control plane does not hold the authority's key ({CA_KEY}), so that it renews no certificates; "
+                f"put the one that does into the agent's control_plane, or there {_anew(node)}"
+            )
+        try:
+            return open_existing(directory).sign_request(node, request, current)
+        except ConfigError as error:
+            return NotSigned(f"the control plane's authority cannot sign: {error}")
+
+    return sign
+
+
+def holds_key(directory: Path) -> bool:
+    return os.access(directory / CA_KEY, os.R_OK)
+
+
+def _anew(node: str) -> str:
+    return f"make another: llmgw node add {node} --renew"
 
 
 def open_or_make(directory: Path) -> tuple[Authority, bool]:
@@ -123,21 +187,63 @@ def serve_names(authority: Authority, names: Iterable[str]) -> tuple[tuple[str, 
     Returns all of them, and whether it was issued just now. A certificate near its end is issued anew.
     """
     path = authority.directory / SERVER_CERT
-    held, expires_at = _held(path)
-    wanted = tuple(dict.fromkeys((*held, *names)))
-    if set(wanted) == set(held) and expires_at - datetime.now(UTC) > timedelta(days=LEAF_DAYS / 4):
-        return held, False
-    issued = authority.issue_server(wanted)
-    write_private(authority.directory / SERVER_KEY, issued.key)
-    write_private(path, issued.certificate)
+    if not path.exists():
+        wanted = tuple(dict.fromkeys(names))
+    else:
+        held, expires_at = _held(path)
+        wanted = tuple(dict.fromkeys((*held, *names)))
+        lasts = expires_at - datetime.now(UTC) > timedelta(days=LEAF_DAYS / 4)
+        if set(wanted) == set(held) and lasts and _is_pair(authority.directory):
+            return held, False
+    _serve(authority, wanted)
     return wanted, True
 
 
+def _serve(authority: Authority, names: tuple[str, ...]) -> None:
+    issued = authority.issue_server(names)
+    write_private(authority.directory / SERVER_KEY, issued.key)
+    write_private(authority.directory / SERVER_CERT, issued.certificate)
+
+
 def check_server_files(directory: Path) -> None:
-    """Raises ConfigError when what the listener shows and trusts is not there."""
+    """Raises ConfigError when what the listener shows and trusts is not there, or is not what it should be."""
     for name in (CA_CERT, SERVER_CERT, SERVER_KEY):
         if not os.access(directory / name, os.R_OK):
             raise ConfigError(f"{directory / name} is not there, or cannot be read. Make it: llmgw server ca")
+    _certificate(directory / CA_CERT)
+    _held(directory / SERVER_CERT)
+    if not _is_pair(directory):
+        raise ConfigError(
+            f"{directory / SERVER_KEY} is not the key of {SERVER_CERT} there. Make both anew, with the same names, on "
+            f"the machine with {CA_KEY}: llmgw server ca"
+        )
+
+
+def renew_server(directory: Path) -> bool:
+    """Make the listener another certificate with the same names when its own ends soon, or its key is another's.
+    False when it need not be, or cannot be, as the authority's key is elsewhere. Raises ConfigError, OSError."""
+    if not holds_key(directory) or not (directory / SERVER_CERT).exists():
+        return False
+    names, expires_at = _held(directory / SERVER_CERT)
+    if expires_at - datetime.now(UTC) > RENEW_WITHIN and _is_pair(directory):
+        return False
+    _serve(open_existing(directory), names)
+    return True
+
+
+def make_server_ready(directory: Path) -> bool:
+    """Before a listener starts: renew its certificate where that is due; whether it was. Raises ConfigError."""
+    try:
+        renewed = renew_server(directory)
+    except OSError as error:
+        raise ConfigError(f"the listener's certificate cannot be renewed in {directory}: {error.strerror}.") from None
+    check_server_files(directory)
+    return renewed
+
+
+def server_ends_at(directory: Path) -> datetime:
+    """When the listener's certificate ends. Raises ConfigError."""
+    return _held(directory / SERVER_CERT)[1]
 
 
 def names_here(host: str) -> tuple[str, ...]:
@@ -157,13 +263,43 @@ def write_node_files(directory: Path, issued: Issued, root: bytes) -> None:
 
 
 def _held(path: Path) -> tuple[tuple[str, ...], datetime]:
-    """The names in a certificate, and when it ends."""
+    """The names in a certificate of the listener, and when it ends. Raises ConfigError."""
+    certificate = _certificate(path)
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except FileNotFoundError:
-        return (), datetime.min.replace(tzinfo=UTC)
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        raise _damaged(path) from None
     return tuple(str(each.value) for each in found), certificate.not_valid_after_utc
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    """Raises ConfigError."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ConfigError:
+    if path.name == CA_CERT:
+        return ConfigError(f"{path} holds no certificate; restore it from a backup, or copy it from the first host.")
+    return ConfigError(
+        f"{path} holds no certificate of a listener, so that its names are not known. Move it away, and make another "
+        "with every name that agents dial: llmgw server ca --name NAME --name ..."
+    )
+
+
+def _is_pair(directory: Path) -> bool:
+    """Whether the listener's key and certificate belong together."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            directory / SERVER_CERT, directory / SERVER_KEY, password=""
+        )
+    except OSError:  # of TLS too
+        return False
+    return True
 
 
 def _builder(

@@ -113,14 +113,15 @@ def _agents(settings: Settings) -> int:
 
     from agent import protocol
     from llmgw.config import ConfigError
-    from llmgw.ops import pki
+    from llmgw.ops import listener, pki
 
     host, port = settings.agents.host, settings.agents.port
     if port is None:
         raise ConfigError("agents.port is not set, so nothing listens for agents. Set it, or name one: --port 8444.")
-    pki.check_server_files(settings.authority_dir)
-    check_port(host, port)
     directory = settings.authority_dir
+    if pki.make_server_ready(directory):
+        print("llmgw: the listener's certificate was renewed.", file=sys.stderr)
+    check_port(host, port)
     config = uvicorn.Config(
         "llmgw.agents_asgi:application",
         host=host,
@@ -144,7 +145,7 @@ def _agents(settings: Settings) -> int:
     config.load()
     assert config.ssl is not None
     config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    uvicorn.Server(config).run()
+    listener.Server(config, listener.Shown(directory, config.ssl)).run()
     return 0
 
 

@@ -53,6 +53,7 @@ class ControlPlane:
         self.statuses: list[ShardStatus] = []
         self.heartbeats: list[Heartbeat] = []
         self.acks: list[Ack] = []
+        self.requests: list[protocol.CertificateRequest] = []
         self.opened_at: list[float] = []
         self.tokens: list[str | None] = []
         self.first: Callable[[], protocol.Welcome | protocol.Refused | None] = lambda: Welcome(
@@ -104,6 +105,8 @@ class ControlPlane:
                 self.heartbeats.append(message)
             case Ack():
                 self.acks.append(message)
+            case protocol.CertificateRequest():
+                self.requests.append(message)
 
     async def send(self, body: Body, number: int | None = None) -> int:
         self._number = number if number is not None else self._number + 1

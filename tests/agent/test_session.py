@@ -334,8 +334,8 @@ def test_a_register_arrives_with_every_field_it_was_sent_with() -> None:
     )  # fmt: skip
     inventory = hardware.INVENTORY
     sent = Register(
-        node="n", protocol=1, agent_version="1", machine_id="m", address="a", inventory=inventory, labels={"l": "1"},
-        shards=(protocol.Running(spec=shard, status=state),),
+        node="n", protocol=1, agent_version="1", machine_id="m", instance="i", address="a", inventory=inventory,
+        labels={"l": "1"}, shards=(protocol.Running(spec=shard, status=state),),
     )  # fmt: skip
     assert protocol.decode_up(protocol.encode(sent)) == sent
     card, fabric, adapter = inventory.gpus[0], inventory.fabrics[0], inventory.adapters[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -10,8 +11,9 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from nodes import asides, identity, snapshot
-from nodes.alerts import Certified, of_certificates
+from nodes.alerts import Certified, Claim, of_certificates, of_claims, of_stops
 from nodes.models import Certificate
+from nodes.state import Cluster, Node, Replica, Shard
 from tenants.audit import SYSTEM
 from tests import factories
 from tests.nodes.fleets import NOW
@@ -61,3 +63,53 @@ def test_the_dashboard_says_what_the_summary_says_of_a_certificate(client: Clien
     assert alert.text.startswith("The certificate of box ends in 12 d")
     client.force_login(rows.make_operator())
     assert alert.text in client.get("/dashboard/").content.decode()
+
+
+# --- who is where, and what does not stop ----------------------------------------------------------------------------
+def test_machines_that_say_they_are_at_one_address_are_named_and_agents_of_one_machine_are_not() -> None:
+    one, two, same = Claim("one", "10.0.0.1", "a"), Claim("two", "10.0.0.1", "b"), Claim("same", "10.0.0.1", "a")
+    [alert] = of_claims([one, two, Claim("three", "10.0.0.3", "c")])
+    assert alert.state == "warn"
+    assert alert.text.startswith("Different machines say that they are reached at 10.0.0.1: one and two;")
+    assert "llmgw ctl address NODE ADDRESS" in alert.text
+    assert list(of_claims([one, same])) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_is_each_machines_own(address: str) -> None:
+    assert list(of_claims([Claim("one", address, "a"), Claim("two", address, "b")])) == []
+
+
+@pytest.mark.django_db
+def test_claims_that_collide_are_found_among_nodes_that_are_heard(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    for name, address, machine, state in (
+        ("one", "10.0.0.1", "a", "ready"), ("two", "10.0.0.1", "b", "unreachable"), ("gone", "10.0.0.1", "c", "lost"),
+        ("alone", "10.0.0.2", "d", "ready"), ("left", "10.0.0.2", "e", "lost"), ("mine", "10.0.0.1", "a", "ready"),
+    ):  # fmt: skip
+        factories.make_node(name, address=address, machine_id=machine, state=state)
+    now = timezone.now()
+    factories.make_node("old", address="10.0.0.8", contested="long ago", contested_at=now - timedelta(days=1))
+    factories.make_node("copied", address="10.0.0.9", contested="a and b", contested_at=now)
+    with django_assert_num_queries(1):
+        found = {each.node: each.contested for each in asides.claims(now)}
+    assert found == {"one": "", "two": "", "mine": "", "copied": "a and b"}
+    assert {"mine", "copied"} <= {alert.subject for alert in snapshot.current_summary(now).alerts}
+
+
+def test_a_replica_that_a_node_does_not_stop_is_named_with_what_it_holds() -> None:
+    stopping = Replica(
+        "r", "m", "p", "d", made_at=NOW, wanted="stop", wanted_at=NOW - timedelta(minutes=5), shards=(Shard("one"),)
+    )
+    cluster = Cluster(nodes=(Node("one"), Node("two", state="lost")), replicas=(stopping,))
+    [alert] = of_stops(cluster, NOW)
+    assert (alert.state, alert.subject) == ("warn", "one")
+    assert "Replica r of m was told to stop 5 min ago, and still runs on one" in alert.text
+    for other in (
+        replace(stopping, wanted="run"),
+        replace(stopping, wanted_at=NOW),
+        replace(stopping, wanted_at=None),
+        replace(stopping, shards=(Shard("one", state="stopped"), Shard("two"))),
+    ):
+        assert list(of_stops(replace(cluster, replicas=(other,)), NOW)) == []

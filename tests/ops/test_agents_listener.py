@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import protocol, tls
+from agent import protocol, renewal, stream, tls
 from agent.config import AgentSettings, ConfigError
 from llmgw.config import Agents, Settings
 from llmgw.ops import pki, up
@@ -31,6 +31,19 @@ prepare.prepare()
 nodes.ca(())
 for name in ("one", "gone"):
     nodes.add(name, None, renew=False)
+
+from datetime import timedelta
+from django.utils import timezone
+from llmgw.ops import pki
+from nodes.models import Certificate
+pki.EARLIER, pki.LEAF_DAYS = timedelta(days=600), 100
+nodes.add("old", None, renew=False)
+Certificate.objects.filter(node="old").update(made_at=timezone.now() - timedelta(days=600))
+"""
+PROVED = """
+import django; django.setup(set_prefix=False)
+from nodes.models import Certificate
+print(Certificate.objects.filter(node="old", proved_at__isnull=False).count())
 """
 ADD = """
 from pathlib import Path
@@ -129,6 +142,22 @@ async def test_an_agent_registers_over_tls_and_another_name_is_refused(
         await eventually(lambda: "Node one registered" in listener.log)
     async with speaking(listener.agent("one"), node=Named("two")):
         await eventually(lambda: "this certificate is node one's, but the agent says it is two" in caplog.text)
+
+
+async def test_an_agent_renews_its_certificate_by_itself_and_comes_again_with_it(
+    listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "RENEW_FIRST_S", 0.0)
+    caplog.set_level("INFO")
+    settings = listener.agent("old")
+    given = [path.read_bytes() for path in (listener.directory / "node-old").iterdir()]
+    async with speaking(settings, node=Named("old")):
+        await eventually(lambda: "The certificate was renewed; the new one holds until" in caplog.text)
+        await eventually(lambda: listener.log.count("Node old registered") == 2)
+        assert (await asyncio.to_thread(listener.python, PROVED)).strip() == "2"
+    own = settings.work_dir / renewal.FILE
+    assert own.stat().st_mode & 0o777 == 0o600
+    assert given == [path.read_bytes() for path in (listener.directory / "node-old").iterdir()]
 
 
 async def test_nobody_speaks_there_without_a_certificate_of_the_authority(
