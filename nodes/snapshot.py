@@ -17,7 +17,7 @@ from django.utils import timezone
 import catalog.models
 from agent import protocol
 from nodes import asides, models, state
-from nodes.alerts import Alert
+from nodes.alerts import Alert, of_claims, of_listener, of_stops
 from nodes.exposure import exposed
 from nodes.idle import names_to_look_up
 from nodes.summary import Summary, UsageLine, summarise
@@ -103,7 +103,7 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
 
 
 def current_summary(now: datetime | None = None) -> Summary:
-    """What dashboard, API and `llmgw ctl status` print, in twelve queries, and one more where replicas are idle."""
+    """What dashboard, API and `llmgw ctl status` print, in thirteen queries, and one more where replicas are idle."""
     now = now or timezone.now()
     cluster = take(now)
     summary = summarise(
@@ -116,7 +116,17 @@ def current_summary(now: datetime | None = None) -> Summary:
     )
     listen, agents = settings.LLMGW.listen, settings.LLMGW.agents
     warning = exposed(listen.host, listen.port, join_tokens=agents.join_tokens)
-    return replace(summary, alerts=(*summary.alerts, Alert("warn", "agents", warning, None))) if warning else summary
+    until = asides.listener_ends_at()
+    return replace(
+        summary,
+        alerts=(
+            *summary.alerts,
+            *of_stops(cluster, now),
+            *of_claims(asides.claims(now)),
+            *(of_listener(until, now) if until else ()),
+            *((Alert("warn", "agents", warning, None),) if warning else ()),
+        ),
+    )
 
 
 def _nodes() -> Iterator[state.Node]:
