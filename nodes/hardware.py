@@ -150,7 +150,7 @@ class CardCount:
 def count_cards(gpus: Sequence[Gpu], unread: str, held: Collection[str]) -> CardCount:
     """`unread`: why the cards could not be read lately. `held`: those that replicas hold, by UUID."""
     faulty = [gpu for gpu in gpus if not gpu.healthy]
-    used = sum(gpu.healthy and gpu.uuid in held for gpu in gpus)
+    used = len([gpu for gpu in gpus if gpu.healthy and gpu.uuid in held])
     notes = [f"cards cannot be read: {unread}"] if unread else []
     notes += [f"card {gpu.index}: {gpu.fault}" for gpu in sorted(faulty, key=_order)]
     return CardCount(used, len(gpus) - len(faulty) - used, len(faulty), "; ".join(notes))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nodes.summary import ModelLine, NodeLine, ReplicaLine
+from nodes.lines import ModelLine, NodeLine, ReplicaLine
 
 Line = TypeVar("Line", NodeLine, ModelLine, ReplicaLine)
 Columns = Mapping[str, Callable[[Line], Any]]

@@ -6,23 +6,26 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 from django.conf import settings
-from django.db.models import Sum, TextField
+from django.db import connection
+from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
 import catalog.models
 from agent import protocol
-from nodes import asides, models, state
+from nodes import asides, lines, models, spend, state
 from nodes.alerts import Alert, of_claims, of_listener, of_stops
 from nodes.exposure import exposed
 from nodes.idle import names_to_look_up
-from nodes.summary import Summary, UsageLine, summarise
-from tenants import usage
-from tenants.models import Team, UsageSlot
+from nodes.lines import ModelLine, NodeLine, ReplicaLine
+from nodes.summary import Summary, summarise
+from tenants.models import Team
 
 FRESH = timedelta(seconds=20)
 """A gateway writes an unchanged figure again after 10 to 13 s; one that is older than this says nothing about now."""
@@ -43,12 +46,22 @@ class _Facts(msgspec.Struct):
     files: tuple[msgspec.Raw, ...] = ()
 
 
+class _NodeLoad(msgspec.Struct):
+    """Of what a node measures, what lists show; the readings of its cards and sensors are for its own page."""
+
+    load_1m: float | None = None
+    cpu_percent: float | None = None
+    memory_used_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+
 # Whole clusters are read on every pass and page: columns without models, and JSON read once, straight into shape.
 _facts = msgspec.json.Decoder(_Facts).decode
-_node_load = msgspec.json.Decoder(protocol.NodeLoad).decode
+_node_load = msgspec.json.Decoder(_NodeLoad).decode
 _labels = msgspec.json.Decoder(dict[str, str]).decode
 _cards = msgspec.json.Decoder(tuple[str, ...]).decode
 _progress = msgspec.json.Decoder(protocol.Progress).decode
+_strings = msgspec.json.Decoder(frozenset[str]).decode
 
 
 class _Inventories:
@@ -72,25 +85,36 @@ _inventories = _Inventories()
 
 
 def _text(column: str) -> Cast:
-    """A JSON column as its text."""
+    """A column of JSON or of times as its text."""
     return Cast(column, TextField())
+
+
+def _raw(rows: QuerySet[Any, Any]) -> list[tuple[Any, ...]]:
+    """Rows of columns as the database's library gives them. What Django makes of each value, of times above all, costs
+    several times what reading it does."""
+    statement, values = rows.query.sql_with_params()
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+@lru_cache(maxsize=2**15)
+def _at(text: str) -> datetime:
+    """A time that was read as text; SQLite has it without its zone, which is UTC. Most are the same each time."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
     """All that there is, in nine queries. `since`: when this control plane took the lead, if it has it."""
     nodes = settings.LLMGW.nodes
     return state.Cluster(
-        nodes=tuple(_nodes()),
+        nodes=tuple(_nodes(models.Node.objects.all())),
         models=catalog.models.Model.objects.snapshot(),
-        replicas=_replicas(now),
-        backoffs=tuple(
-            state.Backoff(**row)
-            for row in models.Backoff.objects.values(*(field.name for field in fields(state.Backoff)))
-        ),
-        statuses=tuple(
-            state.Status(model, tuple(why for why in reasons if isinstance(why, str)), asked_at)
-            for model, reasons, asked_at in models.ModelStatus.objects.values_list("model", "reasons", "demand_at")
-        ),
+        replicas=_replicas(models.Replica.objects.all(), now),
+        backoffs=_backoffs(models.Backoff.objects.all()),
+        statuses=_statuses(models.ModelStatus.objects.all()),
         quotas=Team.objects.all().quotas(),
         rules=state.Rules(
             unreachable_after=timedelta(seconds=nodes.unreachable_after_s),
@@ -103,14 +127,17 @@ def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
 
 
 def current_summary(now: datetime | None = None) -> Summary:
-    """What dashboard, API and `llmgw ctl status` print, in thirteen queries, and one more where replicas are idle."""
+    """What dashboard, API and `llmgw ctl status` print, in fourteen queries, and one more where replicas are idle."""
     now = now or timezone.now()
     cluster = take(now)
+    usage_today, projects_today = spend.today(now)
     summary = summarise(
         cluster,
-        _usage_today(now),
+        usage_today,
         now,
         users=asides.users(now),
+        projects_today=projects_today,
+        currency=settings.LLMGW.usage.currency,
         used=asides.last_used(names_to_look_up(cluster)),
         certified=asides.ending(now),
     )
@@ -129,23 +156,62 @@ def current_summary(now: datetime | None = None) -> Summary:
     )
 
 
-def _nodes() -> Iterator[state.Node]:
+# --- parts of the summary, for pages that show no more ---------------------------------------------------------------
+def node_lines(name: str = "") -> tuple[NodeLine, ...]:
+    """As in the summary: of every node, or the one of that name, if there is. Three queries."""
+    nodes = models.Node.objects.filter(name=name) if name else models.Node.objects.all()
+    replicas = _on(name) if name else models.Replica.objects.all()
+    return lines.node_lines(state.Cluster(nodes=tuple(_nodes(nodes)), replicas=_replicas(replicas)))
+
+
+def replica_lines(now: datetime, *, model: str = "", node: str = "", name: str = "") -> tuple[ReplicaLine, ...]:
+    """As in the summary: of every replica, of a model's, of those on a node, or of one. Three queries."""
+    rows = _on(node) if node else models.Replica.objects.all()
+    rows = rows.filter(model=model) if model else rows
+    rows = rows.filter(name=name) if name else rows
+    return lines.replica_lines(state.Cluster(replicas=_replicas(rows, now)))
+
+
+def model_lines(now: datetime, name: str = "") -> tuple[ModelLine, ...]:
+    """As in the summary: of every model, or the one of that name, if there is. Eight queries."""
+    rows, replicas = catalog.models.Model.objects.all(), models.Replica.objects.all()
+    backoffs, statuses = models.Backoff.objects.all(), models.ModelStatus.objects.all()
+    if name:
+        rows, replicas = rows.filter(name=name), replicas.filter(model=name)
+        backoffs, statuses = backoffs.filter(model=name), statuses.filter(model=name)
+    lost = models.Node.objects.filter(state=models.NodeState.LOST).values_list("name", flat=True)
+    cluster = state.Cluster(
+        nodes=tuple(state.Node(each, state="lost") for each in lost),
+        models=rows.snapshot(),
+        replicas=_replicas(replicas, now),
+        backoffs=_backoffs(backoffs),
+        statuses=_statuses(statuses),
+    )
+    return lines.model_lines(cluster, now)
+
+
+def _on(node: str) -> models.ReplicaQuerySet:
+    return models.Replica.objects.filter(name__in=models.Shard.objects.filter(node=node).values("replica"))
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
     columns = (
         "name",
         "state",
         "cordoned_at",
         "draining_at",
         "address",
-        "disabled_engines",
+        _text("disabled_engines"),
         "reserved_cores",
         _text("labels"),
         _text("inventory"),
         _text("load"),
         "agent_version",
-        "registered_at",
-        "last_seen_at",
+        _text("registered_at"),
+        _text("last_seen_at"),
     )
-    rows = list(models.Node.objects.values_list(*columns))
+    rows = _raw(nodes.values_list(*columns))
     inventories = _inventories.read({row[0]: row[8] for row in rows})
     for name, life, cordoned, draining, address, disabled, reserved, labels, _, loaded, *rest in rows:
         version, since, seen = rest
@@ -160,7 +226,7 @@ def _nodes() -> Iterator[state.Node]:
             draining=draining is not None,
             labels=tuple(sorted(_labels(labels).items())),
             address=address,
-            disabled_engines=frozenset(disabled),
+            disabled_engines=_strings(disabled),
             reserved_cores=reserved,
             cores=facts.cpu.cores,
             memory_bytes=facts.memory_bytes,
@@ -174,55 +240,76 @@ def _nodes() -> Iterator[state.Node]:
             builds=facts.builds,
             files=len(facts.files),
             agent_version=version,
-            registered_at=since,
-            last_seen_at=seen,
+            registered_at=_at(since) if since else None,
+            last_seen_at=_at(seen) if seen else None,
         )
 
 
-def _replicas(now: datetime) -> tuple[state.Replica, ...]:
-    loads, shards = _loads(now), _shards()
-    columns = [field.name for field in fields(state.Replica) if field.name not in ("shards", "load")]
-    return tuple(
-        state.Replica(**row, shards=tuple(shards.get(row["name"], ())), load=loads.get(row["name"]))
-        for row in models.Replica.objects.values(*columns)
-    )
+def _replicas(rows: models.ReplicaQuerySet, now: datetime | None = None) -> tuple[state.Replica, ...]:
+    """`now`: when their load is wanted."""
+    loads = _loads(rows, now) if now else {}
+    shards = _shards(rows)
+    names = [field.name for field in fields(state.Replica) if field.name not in ("shards", "load")]
+    times = [place for place, name in enumerate(names) if name.endswith("_at")]
+    columns = [_text(name) if name.endswith("_at") else name for name in names]
+    found = []
+    for row in _raw(rows.values_list(*columns)):
+        values = list(row)
+        for place in times:
+            values[place] = _at(row[place]) if row[place] else None
+        values += [tuple(shards.get(row[0], ())), loads.get(row[0])]
+        found.append(state.Replica(*values))
+    return tuple(found)
 
 
-def _shards() -> dict[str, list[state.Shard]]:
+def _shards(replicas: models.ReplicaQuerySet) -> dict[str, list[state.Shard]]:
     """By replica, in the order of rank."""
     found: dict[str, list[state.Shard]] = defaultdict(list)
-    rows = models.Shard.objects.order_by("rank").values_list(
-        "replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress"), "rendezvous"
-    )
-    for replica, node, rank, told, cores, gpus, progress, rendezvous in rows:
-        note = state.in_words(_progress(progress))
+    rows = models.Shard.objects.filter(**_of(replicas)).order_by("rank")
+    columns = ("replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress"), "rendezvous")
+    for replica, node, rank, told, cores, gpus, progress, rendezvous in _raw(rows.values_list(*columns)):
+        note = state.in_words(_progress(progress)) if progress != "{}" else ""
         found[replica].append(state.Shard(node, rank, told, cores, _cards(gpus), note, rendezvous))
     return found
 
 
-def _loads(now: datetime) -> dict[str, state.Load]:
-    by_replica: dict[str, list[models.ReplicaLoad]] = defaultdict(list)
-    for row in models.ReplicaLoad.objects.filter(at__gt=now - FORGOTTEN).order_by("-at", "gateway"):
-        by_replica[row.replica].append(row)
-    return {replica: _together(rows, now) for replica, rows in by_replica.items()}
+def _of(replicas: models.ReplicaQuerySet) -> dict[str, Any]:
+    """The filter for rows of these replicas; none where they are all that there are."""
+    return {"replica__in": replicas.order_by().values("name")} if replicas.query.where else {}
 
 
-def _together(rows: list[models.ReplicaLoad], now: datetime) -> state.Load:
+def _loads(replicas: models.ReplicaQuerySet, now: datetime) -> dict[str, state.Load]:
+    rows = models.ReplicaLoad.objects.filter(at__gt=now - FORGOTTEN, **_of(replicas)).order_by("-at", "gateway")
+    by_replica: dict[str, list[_Load]] = defaultdict(list)
+    for replica, at, *seen in _raw(rows.values_list("replica", _text("at"), *_SEEN)):
+        by_replica[replica].append((_at(at), *seen))
+    return {replica: _together(told, now) for replica, told in by_replica.items()}
+
+
+_SEEN = ("in_flight", "running", "waiting", "kv_used")
+_Load = tuple[datetime, int, int | None, int | None, float | None]
+"""When a gateway told it, in flight through it, and what it saw of the engine: running, waiting, share of the cache."""
+
+
+def _together(told: list[_Load], now: datetime) -> state.Load:
     """One replica's load from what each gateway holds, newest first. A gateway gone quiet makes the sum unknown."""
-    newest, oldest = rows[0], rows[-1]
-    heard = now - oldest.at <= FRESH
-    fresh = now - newest.at <= FRESH
+    (newest, _, running, waiting, kv_used), oldest = told[0], told[-1][0]
+    fresh = now - newest <= FRESH
     return state.Load(
-        at=oldest.at,
-        in_flight=sum(row.in_flight for row in rows) if heard else None,
-        running=newest.running if fresh else None,
-        waiting=newest.waiting if fresh else None,
-        kv_used=newest.kv_used if fresh else None,
+        at=oldest,
+        in_flight=sum(each[1] for each in told) if now - oldest <= FRESH else None,
+        running=running if fresh else None,
+        waiting=waiting if fresh else None,
+        kv_used=kv_used if fresh else None,
     )
 
 
-def _usage_today(now: datetime) -> UsageLine:
-    """From the sums of quarters of an hour: a day may have millions of requests."""
-    slots = UsageSlot.objects.filter(at__gte=usage.midnight(now))
-    sums = slots.aggregate(*(Sum(field.name) for field in fields(UsageLine)))
-    return UsageLine(*(sums[f"{field.name}__sum"] or 0 for field in fields(UsageLine)))
+def _backoffs(rows: QuerySet[models.Backoff]) -> tuple[state.Backoff, ...]:
+    return tuple(state.Backoff(**row) for row in rows.values(*(field.name for field in fields(state.Backoff))))
+
+
+def _statuses(rows: QuerySet[models.ModelStatus]) -> tuple[state.Status, ...]:
+    return tuple(
+        state.Status(model, tuple(why for why in reasons if isinstance(why, str)), asked_at)
+        for model, reasons, asked_at in rows.values_list("model", "reasons", "demand_at")
+    )

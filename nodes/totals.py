@@ -6,7 +6,7 @@ A faulty card is neither used nor free. What is free where nothing new is placed
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.protocol import Gpu
@@ -48,38 +48,58 @@ class QuotaLine:
 def capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[str, Used]) -> tuple[CapacityLine, ...]:
     """By GPU class, then cores. Lost nodes, and those that never joined, count nowhere."""
     here = {node.name: node for node in nodes if node.state in ("ready", "unreachable")}
-    serves: dict[tuple[str, str], bool] = {}
+    serves: dict[str, dict[str, bool]] = defaultdict(dict)
     loading: dict[str, float] = defaultdict(float)
     for replica in replicas:
         ready = replica.ready_at is not None
         for shard in replica.shards:
             if shard.node in here and not shard.ended:
-                serves |= dict.fromkeys(((shard.node, card) for card in shard.gpus), ready)
+                serves[shard.node] |= dict.fromkeys(shard.gpus, ready)
                 loading[shard.node] += 0 if ready else shard.cores
-    classes: dict[str, list[tuple[Node, Gpu]]] = defaultdict(list)
-    for node in here.values():
+    classes: dict[str, _Tally] = defaultdict(_Tally)
+    for name, node in here.items():
+        held = serves.get(name, {})
+        closed = is_closed(node)
         for gpu in node.gpus:
-            classes[gpu.gpu_class].append((node, gpu))
-    lines = [_cards(name, cards, serves) for name, cards in sorted(classes.items())]
+            classes[gpu.gpu_class].add(name, gpu, held.get(gpu.uuid), closed)
+    lines = [tally.line(name) for name, tally in sorted(classes.items())]
     return *lines, _cores(list(here.values()), used, loading)
 
 
-def _cards(gpu_class: str, cards: Sequence[tuple[Node, Gpu]], serves: Mapping[tuple[str, str], bool]) -> CapacityLine:
-    healthy = [(node, gpu) for node, gpu in cards if gpu.healthy]
-    taken = [serves[node.name, gpu.uuid] for node, gpu in healthy if (node.name, gpu.uuid) in serves]
-    closed = sum((node.name, gpu.uuid) not in serves and is_closed(node) for node, gpu in healthy)
-    return CapacityLine(
-        gpu_class=gpu_class,
-        unit="cards",
-        total=len(cards),
-        used=sum(taken),
-        starting=len(taken) - sum(taken),
-        free=len(healthy) - len(taken) - closed,
-        closed=closed,
-        faulty=len(cards) - len(healthy),
-        reserved=0,
-        nodes=len({node.name for node, _ in cards}),
-    )
+class _Tally:
+    """Counts the cards of one class."""
+
+    __slots__ = ("closed", "faulty", "nodes", "starting", "total", "used")
+
+    def __init__(self) -> None:
+        self.total = self.used = self.starting = self.closed = self.faulty = 0
+        self.nodes: set[str] = set()
+
+    def add(self, node: str, gpu: Gpu, serves: bool | None, closed: bool) -> None:
+        """`serves`: whether the replica that holds it does yet; None: nobody holds it."""
+        self.total += 1
+        self.nodes.add(node)
+        if not gpu.healthy:
+            self.faulty += 1
+        elif serves is not None:
+            self.used += serves
+            self.starting += not serves
+        else:
+            self.closed += closed
+
+    def line(self, gpu_class: str) -> CapacityLine:
+        return CapacityLine(
+            gpu_class=gpu_class,
+            unit="cards",
+            total=self.total,
+            used=self.used,
+            starting=self.starting,
+            free=self.total - self.used - self.starting - self.closed - self.faulty,
+            closed=self.closed,
+            faulty=self.faulty,
+            reserved=0,
+            nodes=len(self.nodes),
+        )
 
 
 def _cores(here: Iterable[Node], used: Mapping[str, Used], loading: Mapping[str, float]) -> CapacityLine:

@@ -8,19 +8,19 @@ from typing import TypeVar
 import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from agent import protocol
 from catalog.models import Model
-from nodes import actions, builds, listing, networks
+from nodes import actions, builds, listing, networks, snapshot
 from nodes.alerts import Alert
 from nodes.fabrics import PortLine
 from nodes.forms import NodeForm
 from nodes.hardware import cards_in_words, hardware
+from nodes.lines import ModelLine, NodeLine, ReplicaLine
 from nodes.models import Event, Node, Replica, Shard
-from nodes.snapshot import current_summary
-from nodes.summary import ModelLine, NodeLine, ReplicaLine
 from tenants import usage
 from tenants.access import operators, person
 from tenants.audit import Actor
@@ -30,7 +30,6 @@ ROWS = 100
 """Rows a list page shows before it offers the next ones."""
 ROWS_ON_DASHBOARD = 8
 ROWS_OF_A_MODEL = 20
-PROJECTS_ON_DASHBOARD = 5
 EVENTS = 30
 FINDINGS = 20
 SETTLED = ("ready", "failed", "stopped")
@@ -44,7 +43,7 @@ Line = TypeVar("Line", NodeLine, ModelLine, ReplicaLine)
 @require_safe
 @operators
 def dashboard(request: HttpRequest) -> HttpResponse:
-    summary, user = current_summary(), person(request)
+    summary = snapshot.current_summary()
     few_nodes, few_replicas = (len(lines) <= ROWS_ON_DASHBOARD for lines in (summary.nodes, summary.replicas))
     apart = [line for line in summary.nodes if line.state != "ready" or line.cordoned or line.draining]
     on_their_way = [line for line in summary.replicas if line.state not in SETTLED]
@@ -56,8 +55,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
         "all_nodes": few_nodes,
         "replicas": _urgent_first(summary.replicas if few_replicas else on_their_way),
         "all_replicas": few_replicas,
-        "projects": usage.today_by_project(summary.at, user, limit=PROJECTS_ON_DASHBOARD),
-        "requests": usage.page(Usage.objects.visible_to(user), size=8).rows,
+        "requests": usage.page(Usage.objects.visible_to(person(request)), size=8).rows,
     }
     return _page_or_fragment(request, "dashboard", context)
 
@@ -65,8 +63,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operators
 def node_list(request: HttpRequest) -> HttpResponse:
-    summary = current_summary()
-    return _page_or_fragment(request, "node_list", _listed(request, summary.nodes, listing.NODES))
+    return _page_or_fragment(request, "node_list", _listed(request, snapshot.node_lines(), listing.NODES))
 
 
 @never_cache
@@ -88,14 +85,13 @@ def node_make(request: HttpRequest) -> HttpResponse:
 @operators
 def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     node = get_object_or_404(Node, name=name)
-    summary = current_summary()
     told = _inventory(node)
     shards = Shard.objects.filter(node=node).exclude(state__in=protocol.ENDED).values_list("replica_id", "gpus")
     holders = {card: replica for replica, cards in shards for card in cards}
     context = {
         "node": node,
-        "line": _named(summary.nodes, name),
-        "replicas": [line for line in summary.replicas if name in line.node.split(", ")][:ROWS],
+        "line": _named(snapshot.node_lines(name), name),
+        "replicas": snapshot.replica_lines(timezone.now(), node=name)[:ROWS],
         "inventory": told,
         "engines": builds.lines(node.engine_builds, told if node.inventory else None),
         "hardware": hardware(told, msgspec.convert(node.load, protocol.NodeLoad), holders),
@@ -129,20 +125,19 @@ def fabric_list(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operators
 def model_list(request: HttpRequest) -> HttpResponse:
-    summary = current_summary()
-    return _page_or_fragment(request, "model_list", _listed(request, summary.models, listing.MODELS))
+    lines = snapshot.model_lines(timezone.now())
+    return _page_or_fragment(request, "model_list", _listed(request, lines, listing.MODELS))
 
 
 @require_safe
 @operators
 def model_detail(request: HttpRequest, name: str) -> HttpResponse:
-    model = get_object_or_404(Model, name=name)
-    summary = current_summary()
+    model, now = get_object_or_404(Model, name=name), timezone.now()
     context = {
         "model": model,
-        "line": _named(summary.models, name),
+        "line": _named(snapshot.model_lines(now, name), name),
         "profiles": model.profiles.all(),
-        "replicas": _urgent_first([line for line in summary.replicas if line.model == name], ROWS_OF_A_MODEL),
+        "replicas": _urgent_first(snapshot.replica_lines(now, model=name), ROWS_OF_A_MODEL),
         "events": Event.objects.filter(model=name)[:EVENTS],
     }
     return _page_or_fragment(request, "model_detail", context)
@@ -151,21 +146,19 @@ def model_detail(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 @operators
 def replica_list(request: HttpRequest) -> HttpResponse:
-    lines, model = current_summary().replicas, request.GET.get("model", "")
-    narrowed = [line for line in lines if line.model == model] if model else lines
-    listed = _listed(request, narrowed, listing.REPLICAS)
-    return _page_or_fragment(request, "replica_list", {**listed, "model": model})
+    model = request.GET.get("model", "").replace("\0", "")
+    lines = snapshot.replica_lines(timezone.now(), model=model)
+    return _page_or_fragment(request, "replica_list", {**_listed(request, lines, listing.REPLICAS), "model": model})
 
 
 @require_safe
 @operators
 def replica_detail(request: HttpRequest, name: str) -> HttpResponse:
     replica = get_object_or_404(Replica, name=name)
-    summary = current_summary()
     shards = replica.shards.select_related("node").order_by("rank")
     context = {
         "replica": replica,
-        "line": _named(summary.replicas, name),
+        "line": _named(snapshot.replica_lines(timezone.now(), name=name), name),
         "shards": [_shard(shard) for shard in shards],
         "events": Event.objects.filter(replica=name)[:EVENTS],
     }

@@ -6,8 +6,10 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from tenants import money
 from tenants.figures import UNKNOWN, ago, number, percent, size
 
 if TYPE_CHECKING:
@@ -122,12 +124,45 @@ def status(summary: Record) -> None:
         idle(summary["idle"], now)
     line("")
     users(summary["users"])
+    flight = summary["in_flight"]
+    silent = f"; {number(flight['silent'])} ready replicas not told of" if flight["silent"] else ""
+    line(f"In flight now: {'unknown' if flight['requests'] is None else number(flight['requests'])}{silent}")
     line("")
-    used = summary["usage_today"]
+    today(summary)
+
+
+def today(summary: Record) -> None:
+    used, currency = summary["usage_today"], summary["currency"]
+    if summary["projects_today"]:
+        table(
+            "Projects today (UTC)",
+            ("project", ">requests", ">failed", ">tokens read", ">written", ">spend"),
+            (
+                (
+                    f"{each['team']} / {each['project']}",
+                    *(number(each["usage"][key]) for key in _USED),
+                    spend(each["usage"], currency),
+                )
+                for each in summary["projects_today"]
+            ),
+            "",
+        )
     line(
         f"Today (UTC): {number(used['requests'])} requests, {number(used['failed'])} failed, "
-        f"{number(used['prompt_tokens'])} tokens read, {number(used['completion_tokens'])} written"
+        f"{number(used['prompt_tokens'])} tokens read, {number(used['completion_tokens'])} written, "
+        f"spend: {spend(used, currency)}"
     )
+
+
+_USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
+
+
+def spend(used: Record, currency: str) -> str:
+    """What it cost, and how many requests had no price and are not in it."""
+    if used["spend"] is None:
+        return "no price"
+    cost = money.text(money.units(Decimal(used["spend"])), currency)
+    return f"{cost}, {number(used['unpriced'])} without a price" if used["unpriced"] else cost
 
 
 def quotas(lines: Iterable[Record], *, title: str = "", empty: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from decimal import Decimal
 
 from django import template
 
@@ -19,6 +20,12 @@ def in_currency(amount: int | None) -> str:
         cent = money.UNITS // 100
         amount = (abs(amount) + cent // 2) // cent * cent * (-1 if amount < 0 else 1)
     return money.text(amount, standing.currency())
+
+
+@register.filter
+def paid(amount: Decimal) -> str:
+    """An amount of the currency, rounded as above."""
+    return in_currency(money.units(amount))
 
 
 @register.filter

@@ -50,7 +50,7 @@ def test_a_replica_is_idle_from_the_last_request_for_its_model(
     now = timezone.now()
     rows.make_usage(2, model="a", ended=now - timedelta(minutes=30))
     rows.make_usage(1, model="b", ended=now - timedelta(minutes=1))
-    with django_assert_num_queries(13):
+    with django_assert_num_queries(14):
         found = snapshot.current_summary(now).idle
     assert [(line.replica, now - line.idle_since) for line in found] == [
         ("c-1", pytest.approx(timedelta(hours=2), abs=timedelta(minutes=1))),

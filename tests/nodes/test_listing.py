@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes import listing
+from nodes.lines import NodeLine
 from nodes.listing import MODELS, NODES, REPLICAS, Order
-from nodes.summary import NodeLine
 from tests.nodes.test_placement import GOOD
 from tests.nodes.test_reconcile import SERVING
 from tests.nodes.test_summary import summed

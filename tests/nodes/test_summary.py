@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from datetime import timezone as timezone_of
+from decimal import Decimal
 
 import pytest
 from django.utils import timezone
@@ -13,17 +14,20 @@ from agent.protocol import Gpu, Progress
 from catalog import spec
 from nodes import snapshot
 from nodes.alerts import Alert
-from nodes.models import ReplicaLoad
+from nodes.lines import ModelLine, WaitLine
+from nodes.models import Backoff as BackoffRow
+from nodes.models import ModelStatus, ReplicaLoad
 from nodes.state import Backoff, Cluster, Load, Shard, Status, in_words
-from nodes.summary import ModelLine, Summary, UsageLine, WaitLine, summarise
+from nodes.summary import FlightLine, ProjectLine, Summary, UsageLine, summarise
 from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
 from tenants import rollup
-from tests.factories import make_model, make_node, make_replica
+from tests.factories import make_key, make_model, make_node, make_project, make_replica, make_team
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import GOOD, MODEL
 from tests.nodes.test_reconcile import DIGEST, SERVING
-from tests.tenants.test_rollup import Row
+from tests.pages import machines, rows
+from tests.tenants.test_rollup import NOON, Row, of
 
 NONE = UsageLine(0, 0, 0, 0)
 
@@ -193,11 +197,12 @@ def test_a_model_whose_team_there_is_not_needs_a_person() -> None:
 
 
 @pytest.mark.django_db
-def test_a_summary_from_rows_costs_twelve_queries_however_many_rows(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
+def test_a_summary_from_rows_costs_fourteen_queries_however_many_rows(django_assert_num_queries) -> None:  # type: ignore[no-untyped-def]
     for name in ("a", "b", "c"):
         make_model(name)
         make_replica(model=name, node=make_node())
-    with django_assert_num_queries(12):
+        rollup.add([of(make_key()[0], at=timezone.now().timestamp())])
+    with django_assert_num_queries(14):
         found = snapshot.current_summary()
     assert [node.files for node in found.nodes] == [0, 0, 0]
     assert found.nodes[0].engines == ("llamacpp (xllamacpp 0.2)",)
@@ -211,7 +216,63 @@ def test_today_begins_at_midnight_utc_whatever_the_zone_of_now() -> None:
     times = (midnight - timedelta(seconds=1), midnight, midnight + timedelta(hours=5))
     rollup.add([Row(at=at.timestamp(), status=502, completion_tokens=None) for at in times])
     now = (midnight + timedelta(hours=6)).astimezone(timezone_of(timedelta(hours=9)))
-    assert snapshot.current_summary(now).usage_today == UsageLine(2, 2, 20, 0)
+    assert snapshot.current_summary(now).usage_today == UsageLine(2, 2, 20, 0, Decimal("0.000002"))
+
+
+@pytest.mark.django_db
+def test_spend_of_today_is_told_in_all_and_by_project_the_busiest_first_and_never_as_zero_without_a_price() -> None:
+    now = NOON.replace(hour=13)
+    evals, search = make_project("evals", team=make_team("Research")), make_project("search")
+    busy, quiet, gone = (make_key(project=project)[0] for project in (evals, search, make_project()))
+    rollup.add([of(busy, cost=150_000_000), of(busy, cost=None), of(busy, status=502, cost=0), of(quiet, cost=None)])
+    rollup.add([of(gone, cost=1), Row(project=None, cost=None)])
+    gone.delete()
+    gone.project.delete()
+    found = snapshot.current_summary(now)
+    assert found.projects_today == (
+        ProjectLine(evals.pk, "evals", "Research", UsageLine(3, 1, 30, 15, Decimal("1.5"), 1)),
+        ProjectLine(search.pk, "search", search.team.name, UsageLine(1, 0, 10, 5, None, 1)),
+    )
+    assert found.usage_today == UsageLine(6, 1, 60, 30, Decimal("1.50000001"), 3)
+    assert found.currency == "EUR"
+    assert snapshot.current_summary(now + timedelta(days=2)).usage_today == UsageLine(0, 0, 0, 0, Decimal(0))
+
+
+def test_requests_in_flight_are_summed_as_far_as_they_are_known() -> None:
+    busy, leaving = replace(SERVING, load=Load(NOW, in_flight=3)), replace(SERVING, name="s", wanted="drain")
+    leaving = replace(leaving, load=Load(NOW, in_flight=2))
+    silent = replace(SERVING, name="t", load=Load(NOW))
+    starting = replace(SERVING, name="u", state="loading")
+    assert summed(replicas=(busy, leaving, silent, starting)).in_flight == FlightLine(5, silent=1)
+    assert summed(replicas=(silent, replace(silent, name="v", load=None))).in_flight == FlightLine(None, silent=2)
+    assert summed().in_flight == FlightLine(None, silent=0)
+
+
+@pytest.mark.django_db
+def test_what_a_list_or_a_page_of_one_shows_is_what_the_summary_says() -> None:
+    rows.make_cluster(6)
+    rows.make_idle("quiet", node=make_node("b", state="lost"))
+    machines.make_fleet()
+    now = timezone.now()
+    BackoffRow.objects.create(model="model-0001", profile="cpu", failures=2, next_try_at=now + timedelta(hours=1))
+    ModelStatus.objects.create(model="model-0002", reasons=["node-0001 (cpu): is cordoned"])
+    whole = snapshot.current_summary(now)
+    assert snapshot.node_lines() == whole.nodes
+    assert snapshot.replica_lines(now) == whole.replicas
+    assert snapshot.model_lines(now) == whole.models
+    for node in whole.nodes:
+        assert snapshot.node_lines(node.name) == (node,)
+        there = tuple(line for line in whole.replicas if node.name in line.node.split(", "))
+        assert snapshot.replica_lines(now, node=node.name) == there
+    for model in whole.models:
+        assert snapshot.model_lines(now, model.name) == (model,)
+        own = tuple(line for line in whole.replicas if line.model == model.name)
+        assert snapshot.replica_lines(now, model=model.name) == own
+    for replica in whole.replicas:
+        assert snapshot.replica_lines(now, name=replica.name) == (replica,)
+    assert (
+        snapshot.node_lines("gone") == snapshot.model_lines(now, "gone") == snapshot.replica_lines(now, name="x") == ()
+    )
 
 
 @pytest.mark.django_db
