@@ -55,8 +55,7 @@ def fitted(message: protocol.Up) -> protocol.Up:
         case protocol.Ack():
             pass
         case protocol.CertificateRequest():
-            if len(fit.request) > protocol.MAX_REQUEST:
-                raise Unfit(f"a certificate request has more than {protocol.MAX_REQUEST} characters")
+            _check_count("characters of a certificate request", len(fit.request), protocol.MAX_REQUEST)
         case _:
             assert_never(fit)
     return fit

@@ -177,7 +177,7 @@ def _prepared(*, scripted: bool) -> prepare.First:
         except BrokenProcessPool:
             raise ConfigError(
                 "the process that prepares the store was killed before it was done, perhaps because memory ran out. "
-                "Start llmgw up again: it goes on where that one stopped."
+                "Start again: what is done already is not done twice."
             ) from None
 
 

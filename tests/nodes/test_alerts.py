@@ -11,7 +11,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from nodes import asides, identity, snapshot
-from nodes.alerts import Certified, Claim, of_certificates, of_claims, of_stops
+from nodes.alerts import Certified, Claim, of_certificates, of_claims, of_listener, of_stops
 from nodes.models import Certificate
 from nodes.state import Cluster, Node, Replica, Shard
 from tenants.audit import SYSTEM
@@ -63,6 +63,22 @@ def test_the_dashboard_says_what_the_summary_says_of_a_certificate(client: Clien
     assert alert.text.startswith("The certificate of box ends in 12 d")
     client.force_login(rows.make_operator())
     assert alert.text in client.get("/dashboard/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("left", "state", "says"),
+    [
+        (timedelta(days=31), "", ""),
+        (timedelta(days=30), "warn", "ends in 30 d; then none of them connects."),
+        (timedelta(0), "failed", "has ended; none connects."),
+    ],
+)
+def test_the_listeners_certificate_is_spoken_of_from_thirty_days_before_its_end(
+    left: timedelta, state: str, says: str
+) -> None:
+    found = [(alert.state, alert.text) for alert in of_listener(NOW + left, NOW)]
+    step = "Make another where the authority's ca.key is: llmgw server ca"
+    assert found == ([(state, f"The certificate that agents are shown {says} {step}")] if state else [])
 
 
 # --- who is where, and what does not stop ----------------------------------------------------------------------------

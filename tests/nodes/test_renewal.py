@@ -151,7 +151,7 @@ async def test_a_request_that_its_key_did_not_sign_is_refused(authority: pki.Aut
 async def test_a_request_that_is_too_long_ends_the_stream(authority: pki.Authority, sign: Sign) -> None:
     async with registered(await admitted_long_ago(authority), sign) as link:
         await tell(link, protocol.CertificateRequest(request="x" * (protocol.MAX_REQUEST + 1)))
-        assert "a certificate request has more than 8192 characters" in await refusal(link)
+        assert "8193 characters of a certificate request are more than 8192" in await refusal(link)
 
 
 async def test_a_certificate_that_holds_for_long_is_not_renewed(authority: pki.Authority, sign: Sign) -> None:

@@ -20,9 +20,7 @@ from cryptography import x509
 from llmgw.config import Agents, ConfigError, Settings
 from llmgw.ops import listener, pki, up
 from nodes import asides
-from nodes.alerts import of_listener
 from tests.e2e.product import LLMGW, clean_environment
-from tests.nodes.fleets import NOW
 from tests.services import free_port, wait_until
 
 
@@ -215,22 +213,6 @@ def seen(port: int, files: Path) -> x509.Certificate | None:
 
 
 # --- what the dashboard says -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("left", "state", "says"),
-    [
-        (timedelta(days=31), "", ""),
-        (timedelta(days=30), "warn", "ends in 30 d; then none of them connects."),
-        (timedelta(0), "failed", "has ended; none connects."),
-    ],
-)
-def test_the_listeners_certificate_is_spoken_of_from_thirty_days_before_its_end(
-    left: timedelta, state: str, says: str
-) -> None:
-    found = [(alert.state, alert.text) for alert in of_listener(NOW + left, NOW)]
-    step = "Make another where the authority's ca.key is: llmgw server ca"
-    assert found == ([(state, f"The certificate that agents are shown {says} {step}")] if state else [])
-
-
 def test_its_end_is_read_where_a_listener_is_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.conf import settings
 
@@ -252,5 +234,5 @@ def killed(_: str, *, scripted: bool) -> None:
 
 def test_a_start_whose_preparing_is_killed_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmgw.ops.prepare.everything", killed)
-    with pytest.raises(ConfigError, match=r"the process that prepares the store was killed .* Start llmgw up again"):
+    with pytest.raises(ConfigError, match=r"the process that prepares the store was killed .* Start again"):
         up._prepared(scripted=False)
