@@ -69,7 +69,7 @@ def _choose(request: HttpRequest, node: Node) -> HttpResponse:
     except keeping.NotKept as fault:
         messages.error(request, str(fault))
     else:
-        messages.success(request, f"Node {node.name} {builds.in_words(engine, build)}.")
+        messages.success(request, f"Chosen: node {node.name} {builds.in_words(engine, build)}.")
     return redirect("node-manage", name=node.name)
 
 

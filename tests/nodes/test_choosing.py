@@ -250,7 +250,7 @@ def test_the_nodes_pages_choose_a_build_and_say_what_is_so(root: Client) -> None
         root.get(url).content.decode()
     )
     page = root.post(url, {"act": "build", "engine": "llamacpp", "build": "none"}, follow=True).content.decode()
-    assert "Node one starts no llamacpp any more; what runs goes on." in page
+    assert "Chosen: node one starts no llamacpp any more; what runs goes on." in page
     assert "none was chosen: the node still goes by auto" in page
     assert "<option selected>none</option>" in page
     refused = root.post(url, {"act": "build", "engine": "llamacpp", "build": "<b>"}, follow=True).content.decode()

@@ -43,3 +43,19 @@ def test_machines_and_fabrics_fit_any_screen(page: Page) -> None:
     expect(page.get_by_role("heading", name="Fabrics", level=1)).to_be_visible()
     page.get_by_role("link", name="in no fabric").click()
     expect(page.get_by_text("network 10.0.0.0/24 on ens1f0np0").first).to_be_visible()
+
+
+def test_a_build_is_chosen_on_a_nodes_page_and_stands_there(page: Page) -> None:
+    come_in(page, rows.make_operator())
+    machines.make_fleet()
+    page.goto("/nodes/gpu-02/")
+    page.get_by_role("link", name="Choose builds").click()
+    chosen = page.get_by_label("Build of vllm")
+    chosen.select_option("none")
+    page.get_by_role("row", name="vllm").get_by_role("button", name="Use it").click()
+    expect(page.get_by_text("Chosen: node gpu-02 starts no vllm any more; what runs goes on.").first).to_be_visible()
+    expect(chosen).to_have_value("none")
+    look(page, "node-builds")
+    page.goto("/nodes/gpu-02/")
+    expect(page.get_by_text("none was chosen")).to_be_visible()
+    look(page, "node-builds-told")
