@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -71,20 +71,18 @@ class Authority:
         try:
             asked, shown = x509.load_pem_x509_csr(request.encode()), x509.load_pem_x509_certificate(current.encode())
             shown.verify_directly_issued_by(self._certificate)
-            key, is_whole = asked.public_key(), asked.is_signature_valid
+            key, is_whole, names = asked.public_key(), asked.is_signature_valid, list(asked.subject)
         except InvalidSignature:
             return NotSigned(f"another authority issued the certificate of {node}; {_anew(node)}")
-        except ValueError:
+        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
             return NotSigned("the request is none that can be read; upgrade the agent")
         if not is_whole or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             return NotSigned(
                 "the request is not signed with a key of the kind that is taken (P-256); upgrade the agent"
             )
-        names = [str(each.value) for each in asked.subject]
-        if names != [node] or asked.subject != x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)]):
-            return NotSigned(
-                f"the request is for {', '.join(names)[:100] or 'nobody'}, and the stream is node {node}'s"
-            )
+        if [(each.oid, each.value) for each in names] != [(NameOID.COMMON_NAME, node)]:
+            whose = ", ".join(str(each.value) for each in names)[:100] or "nobody"
+            return NotSigned(f"the request is for {whose}, and the stream is node {node}'s")
         certificate, expires_at = self._certify(key, node, (x509.DNSName(node),), ExtendedKeyUsageOID.CLIENT_AUTH)
         pem = certificate.public_bytes(serialization.Encoding.PEM)
         return Signed(pem.decode(), format(certificate.serial_number, "x"), expires_at)

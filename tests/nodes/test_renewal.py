@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent import protocol
 from llmgw.ops import pki
@@ -146,6 +149,22 @@ async def test_a_request_that_its_key_did_not_sign_is_refused(authority: pki.Aut
     answered = authority.sign_request("one", forged, current)
     assert isinstance(answered, NotSigned)
     assert "not signed with a key" in answered.reason
+
+
+def test_whatever_a_request_holds_is_answered_and_signed_for_nobody_else(authority: pki.Authority) -> None:
+    current = authority.issue_node("one").certificate.decode()
+    der = x509.load_pem_x509_csr(a_request("one").encode()).public_bytes(serialization.Encoding.DER)
+
+    @given(st.lists(st.tuples(st.integers(0, len(der) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+    def tried(changes: list[tuple[int, int]]) -> None:
+        spoilt = bytearray(der)
+        for place, value in changes:
+            spoilt[place] = value
+        pem = ssl.DER_cert_to_PEM_cert(bytes(spoilt)).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+        answered = authority.sign_request("one", pem, current)
+        assert isinstance(answered, NotSigned) or bytes(spoilt) == der
+
+    tried()
 
 
 async def test_a_request_that_is_too_long_ends_the_stream(authority: pki.Authority, sign: Sign) -> None:
