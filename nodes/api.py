@@ -20,7 +20,7 @@ from nodes.names import NODE_NAME
 from nodes.shapes import shape_of
 from nodes.summary import Summary
 from tenants.api_rules import Refused, actor, body, one, word
-from tenants.api_views import OperatorView
+from tenants.api_views import Exact, OperatorView
 
 
 class NodeSerializer(serializers.ModelSerializer[Node]):
@@ -37,7 +37,7 @@ class NodeLineSerializer(serializers.ModelSerializer[Node]):
         fields = ["name", "state", "cordoned_at", "draining_at", "address", "labels", "agent_version", "last_seen_at"]
 
 
-class NewNodeSerializer(serializers.Serializer[Node]):
+class NewNodeSerializer(Exact[Node]):
     name = serializers.RegexField(
         NODE_NAME, max_length=120, error_messages={"invalid": "Write letters, digits, - . and _ only."}
     )
@@ -70,7 +70,7 @@ class Nodes(generics.ListAPIView[Node], OperatorView):
         return Response({"node": NodeSerializer(node).data, "join_token": secret}, status=status.HTTP_201_CREATED)
 
 
-class NodeChangeSerializer(serializers.Serializer[Node]):
+class NodeChangeSerializer(Exact[Node]):
     """What operators set for a node; what is left out stays."""
 
     labels = serializers.DictField(

@@ -17,7 +17,7 @@ from nodes.snapshot import take
 from nodes.totals import QuotaLine, quotas
 from tenants import actions, limits
 from tenants.api_rules import Refused, actor, one, page_size, paged, person, word
-from tenants.api_views import ApiView
+from tenants.api_views import ApiView, Exact
 from tenants.models import Team
 
 
@@ -34,7 +34,7 @@ class QuotaSerializer(serializers.Serializer[Any]):
     note = serializers.CharField()
 
 
-class NewQuotaSerializer(serializers.Serializer[Any]):
+class NewQuotaSerializer(Exact[Any]):
     cards = serializers.IntegerField(min_value=0, max_value=limits.MAX_CARDS)
 
 

@@ -18,7 +18,7 @@ from rest_framework.response import Response
 
 from tenants import actions, finding, usage
 from tenants.api_rules import Refused, actor, moment, one, page_size, paged, person, word
-from tenants.api_views import ApiView
+from tenants.api_views import ApiView, Exact
 from tenants.models import ApiToken, Key, Project, Usage, User
 
 MAX_MODELS = 256
@@ -68,7 +68,7 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
         fields = ["id", "name", "prefix", "scopes", "made_at", "expires_at", "revoked_at", "last_used_at"]
 
 
-class NewTokenSerializer(serializers.Serializer[ApiToken]):
+class NewTokenSerializer(Exact[ApiToken]):
     name = serializers.CharField(max_length=80, validators=[_name])
     scopes = serializers.ListField(
         child=serializers.ChoiceField(choices=actions.SCOPES), default=["read"], min_length=1, max_length=2
@@ -99,6 +99,9 @@ class Tokens(generics.ListAPIView[ApiToken], ApiView):
         beyond = [scope for scope in values["scopes"] if scope not in own]
         if beyond:
             raise PermissionDenied(f"Your own token lacks {', '.join(beyond)} and cannot hand it on.")
+        end = request.auth.expires_at if isinstance(request.auth, ApiToken) else None
+        if end and (values["expires_at"] is None or values["expires_at"] > end):
+            raise PermissionDenied(f"Your own token ends at {end:%Y-%m-%dT%H:%M:%SZ}; name an expires_at up to then.")
         token, secret = actions.make_api_token(
             user=person(request),
             name=values["name"],
@@ -164,7 +167,7 @@ class KeySerializer(serializers.ModelSerializer[Key]):
         ]
 
 
-class NewKeySerializer(serializers.Serializer[Key]):
+class NewKeySerializer(Exact[Key]):
     project = serializers.IntegerField(min_value=1, max_value=2**63 - 1)
     name = serializers.CharField(max_length=80, validators=[_name])
     models_allowed = serializers.ListField(

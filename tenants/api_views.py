@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from rest_framework import exceptions
+from rest_framework import exceptions, serializers
 from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from tenants.api_rules import MAX_BODY_BYTES, OperatorsOnly, Refused, SignedInWithinScope, TokenAuthentication, TooLarge
+
+Row = TypeVar("Row")
 
 
 class BoundedJson(JSONParser):
@@ -28,6 +31,18 @@ def check_size(request: Request) -> None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
         raise TooLarge
+
+
+class Exact(serializers.Serializer[Row]):
+    """What is sent, field by field: a mistyped one would say nothing, and leave what it was to limit without limit."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            unknown = sorted(str(name)[:80] for name in data if name not in self.fields)[:10]
+            if unknown:
+                known = f"There is no such field. Known here: {', '.join(self.fields)}."
+                raise serializers.ValidationError({name: [known] for name in unknown})
+        return super().to_internal_value(data)
 
 
 class ApiView(APIView):

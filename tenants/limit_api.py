@@ -18,7 +18,7 @@ from rest_framework.response import Response
 
 from tenants import actions, limits, standing
 from tenants.api_rules import Refused, actor, one, page_size, paged, person, word
-from tenants.api_views import ApiView
+from tenants.api_views import ApiView, Exact
 from tenants.models import Budget, Organisation, Team
 
 MOST_AT_ONCE = 2**31 - 1
@@ -66,7 +66,7 @@ def _rate(most: int) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=1, max_value=most, allow_null=True, required=False)
 
 
-class OwnLimitsSerializer(serializers.Serializer[Any]):
+class OwnLimitsSerializer(Exact[Any]):
     """What one subject sets itself; null, an empty band and an empty list: nothing."""
 
     requests_per_minute = _rate(MOST_AT_ONCE)
@@ -204,7 +204,7 @@ def _budget(line: standing.BudgetLine) -> dict[str, Any]:
     }
 
 
-class ChangedBudgetSerializer(serializers.Serializer[Any]):
+class ChangedBudgetSerializer(Exact[Any]):
     unit = serializers.ChoiceField(choices=Budget.Unit.choices)
     amount = serializers.DecimalField(max_digits=27, decimal_places=8, min_value=Decimal(0))
     period = serializers.ChoiceField(choices=Budget.Period.choices)

@@ -24,7 +24,7 @@ from rest_framework.response import Response
 
 from tenants import actions, limits, money, standing
 from tenants.api_rules import Refused, actor, moment, one, page_size, paged, person, word
-from tenants.api_views import ApiView, OperatorView
+from tenants.api_views import ApiView, Exact, OperatorView
 from tenants.models import Price, Project, UsageSlot
 from tenants.periods import bounds
 from tenants.usage import midnight
@@ -60,7 +60,7 @@ def _amount(**more: Any) -> serializers.DecimalField:
     return serializers.DecimalField(max_digits=18, decimal_places=8, min_value=Decimal(0), **more)
 
 
-class NewPriceSerializer(serializers.Serializer[Price]):
+class NewPriceSerializer(Exact[Price]):
     model = serializers.CharField(max_length=limits.MAX_NAME)
     valid_from = serializers.DateTimeField(required=False, help_text="Now, when it is left out.")
     input = _amount()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
+from django.test import Client
 from django.urls import URLPattern
+from django.utils import timezone
 
 from llmgw.api_urls import v1
+from tenants.models import ApiToken, Key, User
 from tests import factories
 from tests.api.cast import World, client
 
@@ -148,3 +153,86 @@ def test_an_unknown_route_answers_as_an_api(world: World) -> None:
     answer = client(world.root).get("/api/v1/nonsense")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     assert client(None).post("/api/v1/nonsense").status_code == 401
+
+
+# --- who tries more than that ----------------------------------------------------------------------------------------
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
+WRITES = sorted(name for name, route in ROUTES.items() if route.write)
+EXACT = {
+    "api-tokens", "api-keys", "api-budgets", "api-prices", "api-nodes", "api-adapters", "api-catalog", "api-quota",
+    "api-organisation-limits", "api-team-limits", "api-project-limits", "api-key-limits",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_method_shows_or_does_what_another_may_not(world: World, name: str) -> None:
+    """What a stranger gets is decided by who asks: whichever method, nothing is done, found out or broken."""
+    factories.make_model("smollm2")
+    factories.make_node("box")
+    route, stranger, nobody = ROUTES[name], client(world.charlie), client(None)
+    for asks in (stranger, nobody):
+        asks.raise_request_exception = False
+    path, shown = place(world, f"/api/v1/{route.path}"), route.read and route.read[2] == 200
+    for method in METHODS:
+        if not (route.write and method == route.method and route.write[2] < 300):
+            answer = stranger.generic(method, path, "[]", content_type="application/json")
+            allowed = (200, 400, 403, 404, 405) if method in ("GET", "HEAD", "OPTIONS") else (400, 403, 404, 405)
+            assert answer.status_code in allowed, method
+            if method in ("GET", "HEAD") and not shown:
+                assert answer.status_code in (404, 405), method
+            if method == "OPTIONS" and route.read == HIDDEN:
+                assert answer.status_code == 404
+        assert nobody.generic(method, path, "[]", content_type="application/json").status_code == 401, method
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_session_changes_nothing_for_another_site(world: World, name: str) -> None:
+    route, browser = ROUTES[name], Client(enforce_csrf_checks=True)
+    browser.force_login(world.root)
+    path, body = place(world, f"/api/v1/{route.path}"), place(world, route.body)
+    for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
+        for headers in ({}, {"Authorization": "Basic eDp4"}, {"X-HTTP-Method-Override": "GET"}):
+            assert browser.generic(route.method, path, body, content_type=kind, headers=headers).status_code == 403
+    tried = browser.generic(
+        route.method, path, body, content_type="application/json", headers={"Authorization": "Bearer x"}
+    )
+    assert tried.status_code == 401
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_a_field_that_there_is_not_is_named_and_nothing_is_done(world: World, name: str) -> None:
+    factories.make_model("smollm2")
+    route, root = ROUTES[name], client(world.root)
+    for field in ("id", "owner", "is_superuser", "expires", "model_allowed"):
+        sent = {**json.loads(place(world, route.body)), field: 1}
+        path = place(world, f"/api/v1/{route.path}")
+        answer = root.generic(route.method, path, json.dumps(sent), content_type="application/json")
+        assert answer.status_code == 400, answer.content
+        assert field in answer.content.decode()
+    assert not Key.objects.filter(name="n").exists()
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "inactive"])
+def test_a_token_that_has_ended_opens_nothing(world: World, end: str) -> None:
+    asks, now = client(world.root, "read", "write"), timezone.now()
+    if end == "inactive":
+        User.objects.filter(pk=world.root.pk).update(is_active=False)
+    else:
+        ApiToken.objects.update(**{"revoked_at" if end == "revoked" else "expires_at": now})
+    for name in NAMES:
+        route = ROUTES[name]
+        for method in {"GET", route.method}:
+            path = place(world, f"/api/v1/{route.path}")
+            answer = asks.generic(method, path, place(world, route.body), content_type="application/json")
+            assert answer.status_code == 401, (name, method)
+
+
+def test_a_token_hands_on_no_more_time_than_it_has(world: World) -> None:
+    asks, end = client(world.alice, "read", "write"), timezone.now() + timedelta(hours=1)
+    ApiToken.objects.update(expires_at=end)
+    for later in (None, (end + timedelta(seconds=1)).isoformat()):
+        answer = asks.post("/api/v1/tokens", {"name": "n", "expires_at": later}, content_type="application/json")
+        assert answer.status_code == 403
+        assert "name an expires_at up to then" in answer.json()["error"]["message"]
+    sent = {"name": "n", "expires_at": end.isoformat()}
+    assert asks.post("/api/v1/tokens", sent, content_type="application/json").status_code == 201
