@@ -129,10 +129,9 @@ class _Unfolder:
 
 def _scalar(node: yaml.Node) -> object:
     tag, text = node.tag.rpartition(":")[2], str(node.value)
-    loader = yaml.SafeLoader("")
     if tag in ("null", "bool", "int", "float"):
         try:
-            return loader.construct_object(node)
+            return yaml.SafeLoader("").construct_object(node)
         except (ValueError, yaml.YAMLError):
             return text
     return text  # dates, binary and unknown tags stand as they are written
