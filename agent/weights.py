@@ -279,7 +279,7 @@ def _check_end(partial: Path, done: int) -> None:
         _discard(partial)
         raise FetchError(
             f"{partial.name[1:-8]} has no end so far: its server does not say how large it is, and after "
-            f"{done / 1e9:.1f} GB the disk has {free / 1e9:.1f} GB free. It was removed; correct the source, or free space."
+            f"{done / 1e9:.1f} GB the disk has {free / 1e9:.1f} GB free. It was removed; correct the source."
         )
 
 
