@@ -36,6 +36,12 @@ class NodeKeepForm(forms.Form):
         widget=forms.CheckboxSelectMultiple,
         help_text="It gets no new replicas of these.",
     )
+    pinned_address = forms.CharField(
+        required=False,
+        max_length=255,
+        label="Address",
+        help_text="Where gateways reach its engines. Left empty: where its agent says.",
+    )
 
     def __init__(self, data: Any = None, *, node: Node) -> None:
         self.node = node
@@ -43,6 +49,7 @@ class NodeKeepForm(forms.Form):
             "labels": "\n".join(f"{name}={value}" for name, value in sorted(node.set_labels.items())),
             "reserved_cores": node.reserved_cores,
             "disabled_engines": node.disabled_engines,
+            "pinned_address": node.pinned_address,
         }
         super().__init__(data, initial=initial)
 

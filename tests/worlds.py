@@ -61,6 +61,8 @@ class Agent:
     mute_acks: bool = False
     forgot: bool = False
     """Its process was started anew since it began: it knows what runs, and not what it was told."""
+    stuck: bool = False
+    """Its engines do not end when they are told to."""
     broken: str = ""
     """Why engines fail here when they load; empty when they come up."""
 
@@ -122,6 +124,10 @@ class Agent:
                     return  # an agent leaves what runs as it is
                 self.engines[key] = Engine(body.spec, pid=self.world.next_number())
                 self.tell(self.engines[key])
+            case protocol.StopShard() if self.stuck and (body.replica, body.rank) in self.engines:
+                engine = self.engines[body.replica, body.rank]
+                engine.state = "stopping"
+                self.tell(engine)
             case protocol.StopShard():
                 engine = self.engines.pop((body.replica, body.rank), None)
                 stopped = protocol.ShardState(replica=body.replica, rank=body.rank, state="stopped")

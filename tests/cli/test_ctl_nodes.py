@@ -46,6 +46,15 @@ def test_labels_cores_and_engines_are_kept(llmgw: Ctl) -> None:
     assert "replicas of every engine" in llmgw("ctl", "engines", "box").stdout
 
 
+def test_an_address_is_pinned_and_unpinned(llmgw: Ctl) -> None:
+    factories.make_node("box")
+    assert llmgw("ctl", "address", "box", "10.0.0.9").stdout == "box is reached at 10.0.0.9.\n"
+    node = Node.objects.get()
+    assert (node.pinned_address, node.address) == ("10.0.0.9", "10.0.0.9")
+    assert "where its agent says, once it registers" in llmgw("ctl", "address", "box").stdout
+    assert Node.objects.get().pinned_address == ""
+
+
 def test_weights_and_engines_are_brought_ahead_of_need(llmgw: Ctl) -> None:
     factories.make_node("box")
     assert "llmgw ctl events --node box" in llmgw("ctl", "fetch", "box", "/x.gguf").stdout
@@ -71,6 +80,7 @@ def test_certificates_are_listed_and_revoked(llmgw: Ctl) -> None:
         (("label", "box", "gone-"), 1, "The node has no label gone."),
         (("reserve", "box", "5000"), 1, "Reserve 0 to 4096 cores."),
         (("engines", "box", "--disable", "magic"), 1, "There is no engine 'magic'"),
+        (("address", "box", "0.0.0.0"), 1, "'0.0.0.0' is no host name and no IP address of a machine."),
         (("install", "box", "magic"), 1, "There is no engine 'magic'"),
         (("drain", "nope"), 1, "There is no node nope. See them: llmgw ctl nodes"),
         (("remove", "nope"), 1, "There is no node nope. See them: llmgw ctl nodes"),

@@ -8,6 +8,7 @@ import pytest
 
 from catalog import models as catalog
 from nodes.models import ModelStatus, Replica, ReplicaLoad
+from nodes.snapshot import current_summary
 from tests.factories import make_model
 from tests.worlds import World
 
@@ -91,3 +92,28 @@ def test_a_model_of_the_same_class_waits(world: World) -> None:
     assert world.ready("first")
     assert world.starts == 1
     assert ModelStatus.objects.get(model="second").reasons
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_cards_of_an_engine_that_does_not_end_are_given_to_nobody_until_it_has_ended(
+    world: World, registers: bool
+) -> None:
+    make_model("day", profiles=(CARDS,))
+    agent = world.agents["one"]
+    world.run(8)
+    [engine] = world.engines()
+    agent.stuck = True
+    catalog.Model.objects.filter(name="day").update(scaling_min=0, scaling_max=0)
+    make_model("night", profiles=(CARDS,))
+    world.run(900, step=5)
+    assert (world.engines(), world.starts) == ([engine], 1)
+    assert any("was told to stop" in alert.text for alert in current_summary(world.now).alerts)
+    agent.stuck = False
+    if registers:  # without it: its process died with the agent
+        agent.engines.clear()
+        agent.connect()
+    else:
+        engine.state = "stopped"
+        agent.tell(engine)
+    world.run(10)
+    assert world.ready("night")
