@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from agent import protocol
 from catalog.models import Model
+from nodes import actions as node_actions
+from nodes import intake
+from nodes.models import Command, Node
 from tenants import actions
 from tenants.audit import SYSTEM
+from tests import hardware
 from tests.pages import rows
-from tests.pages.test_access import World, world
+from tests.pages.test_access import CLUSTER, World, world
 
 __all__ = ["world"]
 
@@ -191,3 +198,57 @@ def test_a_cluster_with_names_of_every_kind_is_drawn(client: Client, world: Worl
     client.force_login(world.people["root"])
     for url in ("/dashboard/", "/nodes/", "/models/", "/replicas/"):
         assert client.get(url).status_code == 200
+
+
+MARKUP = "<img src=x onerror=alert(1)>\u202e\u2066{{ 7 }}\x1b[2J"
+
+
+def hostile(part: object, kept: frozenset[str] = frozenset()) -> object:
+    """`part` of a message with MARKUP at the end of every text that may be any text."""
+    if isinstance(part, dict):
+        return {name: value if name in kept else hostile(value, kept) for name, value in part.items()}
+    if isinstance(part, list):
+        return [hostile(value, kept) for value in part]
+    return f"{part[:20]}{MARKUP}" if isinstance(part, str) else part
+
+
+def test_nothing_that_an_agent_says_of_its_machine_is_markup_or_turns_the_text(client: Client, world: World) -> None:
+    kept = frozenset({"uuid", "peers", "slice_of", "gpu_class", "state", "engine", "link_layer", "name", "adapters"})
+    told = msgspec.json.decode(msgspec.json.encode(hardware.INVENTORY))
+    inventory = msgspec.convert(hostile(told, kept), protocol.Inventory)
+    status = protocol.ShardState(replica="smollm2-1", state="failed", reason=f"so{MARKUP}\nready  all is well")
+    register = protocol.Register(
+        node="node1",
+        agent_version="1",
+        machine_id="m",
+        address="127.0.0.1",
+        inventory=inventory,
+        labels={"rack": "<u>x"},
+    )
+    node = Node.objects.get(pk="node1")
+    node.machine_id = ""
+    node.save()
+    fit = intake.fitted(protocol.decode_up(protocol.encode(register)))
+    assert isinstance(fit, protocol.Register)
+    now = timezone.now()
+    node_actions.register_node(node=node, register=fit, connection="c", now=now)
+    heard = intake.fitted(protocol.ShardStatus(status=status, tail=f"tail{MARKUP}"))
+    assert isinstance(heard, protocol.ShardStatus)
+    node_actions.shard_status(node="node1", connection="c", report=heard, now=now)
+    ack = intake.fitted(protocol.Ack(id=1, ok=False, error=f"no{MARKUP}"))
+    assert isinstance(ack, protocol.Ack)
+    Command.objects.create(pk=1, node=node, body={"type": "fetch", "source": "/x"})
+    node_actions.acknowledge(node="node1", ack=ack, now=now)
+    client.force_login(world.people["root"])
+    seen = ""
+    for name in CLUSTER:
+        page = client.get(world.urls[name])
+        assert page.status_code == 200, name
+        text = page.content.decode()
+        assert "<img src=x" not in text, name
+        for turned in ("\u202e", "\u2066", "\x1b", "<u>x"):
+            assert turned not in text, (name, turned)
+        seen += text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in seen
+    for path in ("nodes/node1", "summary", "events", "replicas/smollm2-1", "fabrics"):
+        assert "\u202e" not in json.loads(client.get(f"/api/v1/{path}").content).__repr__()
