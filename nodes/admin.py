@@ -12,17 +12,32 @@ from django.http import HttpRequest
 from llmgw.core.admin_site import ReadOnly
 from nodes import actions, identity
 from nodes.models import Backoff, Certificate, Command, Event, ModelStatus, Node, Replica, ReplicaLoad, Shard
-from nodes.snapshot import current_summary
+from nodes.snapshot import holdings
 from tenants.audit import Actor
 
 
 def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """The admin opens on the same capacity as the dashboard."""
-    return context | {"summary": current_summary()}
+    return context | {"summary": holdings()}
+
+
+class Listed(ReadOnly):
+    """A list of its records does not read their long columns."""
+
+    long: tuple[str, ...] = ()
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request)
+        listed = request.resolver_match and (request.resolver_match.url_name or "").endswith("_changelist")
+        return rows.defer(*self.long) if listed else rows
+
+
+OF_A_NODE = ("inventory", "load", "labels")
 
 
 @admin.register(Node)
-class NodeAdmin(ReadOnly):
+class NodeAdmin(Listed):
+    long = OF_A_NODE
     list_display = ["name", "state", "address", "cordoned_at", "draining_at", "agent_version", "last_seen_at"]
     list_filter = ["state", ("cordoned_at", admin.EmptyFieldListFilter)]
     search_fields = ["name", "address"]
@@ -62,21 +77,24 @@ class NodeAdmin(ReadOnly):
 
 
 @admin.register(Certificate)
-class CertificateAdmin(ReadOnly):
+class CertificateAdmin(Listed):
+    long = tuple(f"node__{name}" for name in OF_A_NODE)
     list_display = ["serial", "node", "made_at", "made_by", "expires_at"]
     list_select_related = ["node"]
     search_fields = ["serial", "node__name"]
 
 
 @admin.register(Replica)
-class ReplicaAdmin(ReadOnly):
+class ReplicaAdmin(Listed):
+    long = ("tail", "adapters")
     list_display = ["name", "model", "profile", "engine", "wanted", "state", "state_at", "ready_at"]
     list_filter = ["state", "wanted", "engine"]
     search_fields = ["name", "model", "profile", "reason"]
 
 
 @admin.register(Shard)
-class ShardAdmin(ReadOnly):
+class ShardAdmin(Listed):
+    long = ("gpus", "progress", "replica__tail", *(f"node__{name}" for name in OF_A_NODE))
     list_display = ["replica", "rank", "node", "state", "port", "pid", "cores", "changed_at"]
     list_filter = ["state"]
     list_select_related = ["replica", "node"]
@@ -84,7 +102,8 @@ class ShardAdmin(ReadOnly):
 
 
 @admin.register(Command)
-class CommandAdmin(ReadOnly):
+class CommandAdmin(Listed):
+    long = ("body", *(f"node__{name}" for name in OF_A_NODE))
     list_display = ["id", "node", "made_at", "sent_at", "acknowledged_at", "ok", "error"]
     list_filter = ["ok"]
     list_select_related = ["node"]
@@ -100,13 +119,15 @@ class EventAdmin(ReadOnly):
 
 
 @admin.register(Backoff)
-class BackoffAdmin(ReadOnly):
+class BackoffAdmin(Listed):
+    long = ("tail",)
     list_display = ["model", "profile", "failures", "next_try_at", "reason"]
     search_fields = ["model", "profile", "reason"]
 
 
 @admin.register(ModelStatus)
-class ModelStatusAdmin(ReadOnly):
+class ModelStatusAdmin(Listed):
+    long = ("reasons",)
     list_display = ["model", "reasons_at", "demand_at", "used_at"]
     search_fields = ["model"]
 

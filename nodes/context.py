@@ -6,13 +6,12 @@ from typing import Any
 
 from django.db.models import Count, QuerySet, Value
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 from catalog.models import Model
 from nodes.models import Node, Replica
-from nodes.snapshot import take
-from nodes.totals import QuotaLine, quotas
+from nodes.snapshot import quota_lines
+from nodes.totals import QuotaLine
 from tenants.models import User
 
 
@@ -21,16 +20,16 @@ def sidebar_counts(request: HttpRequest) -> dict[str, object]:
     return {"counts": SimpleLazyObject(lambda: _counts(getattr(request, "user", None)))}
 
 
+class CardQuotas:
+    """By a team's slug, the cards that its models hold and may hold."""
+
+    def get(self, team: str) -> tuple[QuotaLine, ...]:
+        return quota_lines(team)
+
+
 def card_quotas(request: HttpRequest) -> dict[str, object]:
-    """By a team's slug, the cards that its models hold and may hold. Read only where a page shows them."""
-    return {"card_quotas": SimpleLazyObject(_card_quotas)}
-
-
-def _card_quotas() -> dict[str, list[QuotaLine]]:
-    found: dict[str, list[QuotaLine]] = {}
-    for line in quotas(take(timezone.now())):
-        found.setdefault(line.team, []).append(line)
-    return found
+    """Read only where a page shows them."""
+    return {"card_quotas": CardQuotas()}
 
 
 def _counts(user: object) -> dict[str, int]:

@@ -74,15 +74,16 @@ def held_by_teams(cluster: Cluster) -> Mapping[tuple[str, str], Mapping[str, int
     """By team and GPU class, how many cards each of the team's models holds; faulty ones are not counted."""
     teams = {model.name: model.team for model in cluster.models}
     classes = {(m.name, p.name): p.gpu_class or "" for m in cluster.models for p in m.profiles}
-    known = {(node.name, gpu.uuid): gpu for node in cluster.nodes for gpu in node.gpus}
+    nodes = {node.name: node for node in cluster.nodes}
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for replica in cluster.replicas:
         team = teams.get(replica.model)
         for shard in replica.shards:
-            if not team or shard.ended:
+            if not team or shard.ended or not shard.gpus:
                 continue
+            known = {gpu.uuid: gpu for gpu in nodes[shard.node].gpus} if shard.node in nodes else {}
             for card in shard.gpus:
-                gpu = known.get((shard.node, card))
+                gpu = known.get(card)
                 if gpu is None:  # its node says nothing of it: it is held as long as nobody knows better
                     held[team, classes.get((replica.model, replica.profile), "")][replica.model] += 1
                 elif gpu.healthy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -19,12 +18,13 @@ from django.utils import timezone
 
 import catalog.models
 from agent import protocol
-from nodes import asides, lines, models, spend, state
+from nodes import asides, lines, models, spend, state, totals
 from nodes.alerts import Alert, of_claims, of_listener, of_stops
 from nodes.exposure import exposed
 from nodes.idle import names_to_look_up
 from nodes.lines import ModelLine, NodeLine, ReplicaLine
 from nodes.summary import Summary, summarise
+from nodes.totals import Holdings, QuotaLine
 from tenants.models import Team
 
 FRESH = timedelta(seconds=20)
@@ -69,16 +69,17 @@ class _Inventories:
     makes comparing whole fleets cheap."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[bytes, _Facts]] = {}
+        self._known: dict[str, tuple[str, _Facts]] = {}
 
-    def read(self, texts: Mapping[str, str]) -> Mapping[str, _Facts]:
-        """By node. Others are forgotten."""
-        before, self._known = self._known, {}
+    def read(self, texts: Mapping[str, str], *, all_of_them: bool) -> Mapping[str, _Facts]:
+        """By node. Where these are all, others are forgotten."""
+        before = self._known
+        found = {}
         for node, text in texts.items():
-            digest = hashlib.sha256(text.encode()).digest()
             known = before.get(node)
-            self._known[node] = known if known and known[0] == digest else (digest, _facts(text))
-        return {node: facts for node, (_, facts) in self._known.items()}
+            found[node] = known if known and known[0] == text else (text, _facts(text))
+        self._known = found if all_of_them else before
+        return {node: facts for node, (_, facts) in found.items()}
 
 
 _inventories = _Inventories()
@@ -190,6 +191,31 @@ def model_lines(now: datetime, name: str = "") -> tuple[ModelLine, ...]:
     return lines.model_lines(cluster, now)
 
 
+def holdings() -> Holdings:
+    """As in the summary. Six queries."""
+    return totals.holdings(
+        state.Cluster(
+            nodes=tuple(_nodes(models.Node.objects.all())),
+            models=catalog.models.Model.objects.snapshot(),
+            replicas=_replicas(models.Replica.objects.all()),
+            quotas=Team.objects.all().quotas(),
+        )
+    )
+
+
+def quota_lines(team: str) -> tuple[QuotaLine, ...]:
+    """As in the summary: of one team, by its slug. Six queries."""
+    of = catalog.models.Model.objects.filter(team=team)
+    return totals.quotas(
+        state.Cluster(
+            nodes=tuple(_nodes(models.Node.objects.all())),
+            models=of.snapshot(),
+            replicas=_replicas(models.Replica.objects.filter(model__in=of.order_by().values("name"))),
+            quotas=Team.objects.filter(slug=team).quotas(),
+        )
+    )
+
+
 def _on(node: str) -> models.ReplicaQuerySet:
     return models.Replica.objects.filter(name__in=models.Shard.objects.filter(node=node).values("replica"))
 
@@ -212,7 +238,7 @@ def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
         _text("last_seen_at"),
     )
     rows = _raw(nodes.values_list(*columns))
-    inventories = _inventories.read({row[0]: row[8] for row in rows})
+    inventories = _inventories.read({row[0]: row[8] for row in rows}, all_of_them=not nodes.query.where)
     for name, life, cordoned, draining, address, disabled, reserved, labels, _, loaded, *rest in rows:
         version, since, seen = rest
         facts, load = inventories[name], _node_load(loaded)

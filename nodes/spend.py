@@ -9,7 +9,7 @@ from django.db.models import Sum
 
 from nodes.summary import ProjectLine, UsageLine
 from tenants import money, usage
-from tenants.models import Project, UsageSlot
+from tenants.models import Project
 
 PROJECTS = 50
 _SUMMED = ("requests", "failed", "prompt_tokens", "completion_tokens", "cost", "unpriced")
@@ -18,7 +18,7 @@ _SUMMED = ("requests", "failed", "prompt_tokens", "completion_tokens", "cost", "
 def today(now: datetime) -> tuple[UsageLine, tuple[ProjectLine, ...]]:
     """What was used since midnight UTC, and which projects used most. Two queries: one over the sums of quarters of an
     hour, as a day may have millions of requests, and one for the names."""
-    slots = UsageSlot.objects.filter(at__gte=usage.midnight(now)).order_by().values_list("project")
+    slots = usage.sums_of_today(now).values_list("project")
     of = {project: sums for project, *sums in slots.annotate(*(Sum(name) for name in _SUMMED))}
     whole = _used([sum(column) for column in zip(*of.values(), strict=True)] or [0] * len(_SUMMED))
     busiest = sorted((number for number in of if number), key=lambda number: (-of[number][0], number))[:PROJECTS]

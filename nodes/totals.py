@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.protocol import Gpu
-from nodes.holdings import NOTHING, Used, held_by_teams
+from nodes.holdings import NOTHING, Used, held_by_teams, in_use
 from nodes.state import Cluster, Node, Replica
 
 
@@ -43,6 +43,19 @@ class QuotaLine:
     """Which models hold how many: "chat 4"."""
     note: str
     """What is odd about it; empty when nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What there is and who holds it, for pages that show no more of a summary."""
+
+    nodes: tuple[Node, ...]
+    capacity: tuple[CapacityLine, ...]
+    quotas: tuple[QuotaLine, ...]
+
+
+def holdings(cluster: Cluster) -> Holdings:
+    return Holdings(cluster.nodes, capacity(cluster.nodes, cluster.replicas, in_use(cluster)), quotas(cluster))
 
 
 def capacity(nodes: Iterable[Node], replicas: Iterable[Replica], used: Mapping[str, Used]) -> tuple[CapacityLine, ...]:

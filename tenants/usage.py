@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 
-from tenants.models import Key, Usage, User
+from tenants.limit_models import UsageSlotQuerySet
+from tenants.models import Key, Project, Usage, UsageSlot, User
 
 PAGE = 100
+QUARTER = timedelta(minutes=15)
 FAILED_FROM = 400
 Cursor = tuple[datetime, int]
 """Place of a row in the order of time: when it ended, and its id among those that ended together."""
@@ -69,19 +71,21 @@ def totals(rows: QuerySet[Usage]) -> Totals:
     return _totals(rows.aggregate(**_SUMS))
 
 
+def sums_of_today(now: datetime) -> UsageSlotQuerySet:
+    """The sums of every quarter of an hour since midnight UTC. Each is named: told only where they begin, SQLite may
+    look through all that were ever kept."""
+    quarters = timedelta(days=1) // QUARTER
+    return UsageSlot.objects.filter(at__in=[midnight(now) + number * QUARTER for number in range(quarters)]).order_by()
+
+
 def today_by_project(now: datetime, user: User, *, limit: int = 50) -> tuple[ProjectTotals, ...]:
-    """Projects that this person sees and that were used since midnight UTC, busiest first. One query."""
-    groups = (
-        Usage.objects.visible_to(user)
-        .filter(at__gte=midnight(now), project__isnull=False)
-        .values("project_id", "project__name", "project__team__name")
-        .annotate(**_SUMS)
-        .order_by(F("requests").desc(), "project__name")[:limit]
-    )
-    return tuple(
-        ProjectTotals(group["project_id"], group["project__name"], group["project__team__name"], _totals(group))
-        for group in groups
-    )
+    """Projects that this person sees and that were used since midnight UTC, busiest first. Two queries."""
+    seen = sums_of_today(now).visible_to(user).exclude(project=0)
+    sums = seen.values_list("project").annotate(*(Sum(field.name) for field in fields(Totals)))
+    found = {project: Totals(*used) for project, *used in sums.order_by(F("requests__sum").desc(), "project")[:limit]}
+    names = Project.objects.filter(pk__in=found).values_list("pk", "name", "team__name")
+    of = {pk: (name, team) for pk, name, team in names}
+    return tuple(ProjectTotals(pk, *of[pk], used) for pk, used in found.items() if pk in of)
 
 
 def first_call(key: Key) -> Usage | None:

@@ -29,8 +29,8 @@ from tests.bench import fleet, rows
 from tests.bench.rig import ROOT
 
 NODES, KEYS, PROJECTS, REQUESTS, LATELY = 1_000, 10_000, 200, 100_000, 3_000
-"""LATELY of the requests ended in the last minutes, the others over the day before."""
-GATEWAYS, ADAPTERS, EVENTS, UNPLACED, ROUNDS = 2, 4, 20_000, 50, 9
+"""LATELY of the requests ended in the last minutes, the others since midnight UTC."""
+GATEWAYS, ADAPTERS, EVENTS, UNPLACED, REASONS, ROUNDS = 2, 4, 20_000, 50, 60, 9
 AIM_MS = 150
 SEEDED = "seeded"
 
@@ -179,7 +179,7 @@ def _loads(now: datetime) -> None:
 
 
 def _models(now: datetime) -> None:
-    """Prices, and models without a place, each told why by every node."""
+    """Prices, and models without a place, each told why in lines that name nodes."""
     from catalog.models import Model, Profile
     from nodes.models import Backoff, ModelStatus
     from tenants.models import Price
@@ -196,7 +196,9 @@ def _models(now: datetime) -> None:
         Profile(model=model, name="gpu", engine="vllm", gpu_class="b300-288g", gpus_per_node=8) for model in unplaced
     )
     why = [
-        f"{fleet.node_name(number)} (gpu): has {number % 8} free cards of 8 that it asks for" for number in range(NODES)
+        f"{fleet.node_name(number)}, {fleet.node_name(number + 1)}, {fleet.node_name(number + 2)} and {number} more"
+        f" (gpu): have {number % 8} free cards of 8 that it asks for"
+        for number in range(REASONS)
     ]
     ModelStatus.objects.bulk_create(ModelStatus(model=model.name, reasons=why, reasons_at=now) for model in unplaced)
     Backoff.objects.bulk_create(
@@ -218,17 +220,20 @@ def _requests(now: datetime) -> None:
     from routing.shapes import Record
     from routing.store import DjangoStore
     from tenants.models import Key
+    from tenants.usage import midnight
 
-    draw, store = random.Random(1), DjangoStore()
+    draw, store, end = random.Random(1), DjangoStore(), now.timestamp()
+    day = end - midnight(now).timestamp()
+    times = sorted(end - draw.random() * (min(290, day) if number < LATELY else day) for number in range(REQUESTS))
     keys = list(Key.objects.order_by("pk").values_list("pk", "project_id"))
     made = []
-    for number in range(REQUESTS):
+    for number, at in enumerate(times):
         key, project = keys[min(int(draw.expovariate(1 / 300)), KEYS - 1)]
         model = min(int(draw.expovariate(1 / 10)), 199)
         made.append(
             Record(
                 request_id=f"req-{number}",
-                at=now.timestamp() - draw.random() * (290 if number < LATELY else 86_400),
+                at=at,
                 project=project,
                 key=key,
                 route="/v1/chat/completions",
@@ -254,6 +259,7 @@ def measure() -> Iterator[dict[str, Any]]:
     from django.test import Client
     from django.test.utils import CaptureQueriesContext
 
+    import llmgw.asgi  # noqa: F401  how a server collects garbage
     from tenants.models import User
     from tests.pages.rows import sign_in_verified
 

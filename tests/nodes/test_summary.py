@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from agent.protocol import Gpu, Progress
 from catalog import spec
+from catalog.models import Model as ModelRow
 from nodes import snapshot
 from nodes.alerts import Alert
 from nodes.lines import ModelLine, WaitLine
@@ -22,6 +23,7 @@ from nodes.summary import FlightLine, ProjectLine, Summary, UsageLine, summarise
 from nodes.totals import CapacityLine
 from routing.loops import LOADS_AT_LEAST_S, LOADS_S
 from tenants import rollup
+from tenants.models import CapacityQuota
 from tests.factories import make_key, make_model, make_node, make_project, make_replica, make_team
 from tests.nodes.fleets import NOW
 from tests.nodes.test_placement import GOOD, MODEL
@@ -256,7 +258,15 @@ def test_what_a_list_or_a_page_of_one_shows_is_what_the_summary_says() -> None:
     now = timezone.now()
     BackoffRow.objects.create(model="model-0001", profile="cpu", failures=2, next_try_at=now + timedelta(hours=1))
     ModelStatus.objects.create(model="model-0002", reasons=["node-0001 (cpu): is cordoned"])
+    team = make_team("research")
+    CapacityQuota.objects.create(team=team, gpu_class="h100-80g", cards=4)
+    ModelRow.objects.filter(name__in=["deepseek", "model-0001"]).update(team=team.slug)
     whole = snapshot.current_summary(now)
+    assert [line.team for line in whole.quotas] == ["research"]
+    assert snapshot.quota_lines("research") == whole.quotas
+    assert snapshot.quota_lines("other") == ()
+    held = snapshot.holdings()
+    assert (len(held.nodes), held.capacity, held.quotas) == (len(whole.nodes), whole.capacity, whole.quotas)
     assert snapshot.node_lines() == whole.nodes
     assert snapshot.replica_lines(now) == whole.replicas
     assert snapshot.model_lines(now) == whole.models

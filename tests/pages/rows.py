@@ -108,9 +108,9 @@ def make_large_cluster(count: int) -> None:
     )
 
 
-def make_cluster(count: int) -> None:
-    """`count` nodes and models with a replica each; of every five one is loading and one has failed."""
-    for number in range(count):
+def make_cluster(count: int, first: int = 0) -> None:
+    """Nodes and models up to `count` with a replica each; of every five one is loading and one has failed."""
+    for number in range(first, count):
         state = {3: "loading", 4: "failed"}.get(number % 5, "ready")
         factories.make_model(f"model-{number:04}", position=number)
         node = factories.make_node(f"node-{number:04}")

@@ -7,14 +7,17 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from nodes.models import Backoff, Node, Replica, Shard
+import catalog.models
+from nodes.models import Backoff, Event, Node, Replica, ReplicaLoad, Shard
 from tenants import actions, rollup
 from tenants.audit import SYSTEM
-from tenants.models import Key, Role, User
+from tenants.models import Budget, Key, Role, User
 from tests import factories
 from tests.pages import rows
 from tests.tenants.test_rollup import of
@@ -309,7 +312,7 @@ def test_a_fragment_is_the_file_that_the_page_includes(client: Client, root: Use
 @pytest.mark.parametrize(
     ("url", "queries"),
     [
-        ("/", 12),
+        ("/", 13),
         ("/dashboard/", 18),
         ("/nodes/", 6),
         ("/models/", 11),
@@ -320,7 +323,13 @@ def test_a_fragment_is_the_file_that_the_page_includes(client: Client, root: Use
         ("/nodes/node-0000/", 12),
         ("/models/model-0000/", 17),
         ("/replicas/model-0000-1/", 9),
+        ("/nodes/node-0000/manage/", 5),
+        ("/replicas/?model=model-0000", 6),
+        ("/fabrics/", 4),
+        ("/catalog/", 6),
+        ("/projects/", 5),
         ("/requests/", 7),
+        ("/requests/?result=failed", 7),
         ("/keys/", 5),
         ("/account/", 9),
     ],
@@ -336,6 +345,71 @@ def test_pages_take_the_same_queries_however_many_rows(
         rollup.add([of(key, at=timezone.now().timestamp())])
     with django_assert_num_queries(queries):
         client.get(url)
+
+
+LISTS = {
+    "nodes/node": 5,
+    "nodes/replica": 7,
+    "nodes/shard": 6,
+    "nodes/event": 6,
+    "nodes/replicaload": 5,
+    "catalog/model": 6,
+    "tenants/key": 6,
+    "tenants/project": 6,
+    "tenants/usage": 6,
+    "tenants/usageslot": 5,
+}
+
+
+def test_lists_of_the_admin_take_the_same_queries_however_many_rows(client: Client) -> None:
+    rows.sign_in_verified(client, rows.make_operator())
+    asked: list[dict[str, int]] = []
+    for more in (2, 28):
+        rows.make_cluster(len(asked) * 2 + more, first=len(asked) * 2)
+        for number in range(more):
+            key, _ = factories.make_key()
+            rows.make_usage(1, key=key)
+            rollup.add([of(key, at=timezone.now().timestamp())])
+            ReplicaLoad.objects.create(gateway="g", replica=f"r{len(asked)}{number}", at=timezone.now())
+            Event.objects.create(kind="ready", text="It became ready", node=f"node-{number:04}")
+        asked.append({})
+        for url in LISTS:
+            with CaptureQueriesContext(connection) as queries:
+                assert client.get(f"/admin/{url}/").status_code == 200
+            asked[-1][url] = len(queries)
+    assert asked == [LISTS, LISTS]
+
+
+@pytest.mark.parametrize(("kind", "queries"), [("organisation", 12), ("team", 19), ("project", 15), ("key", 15)])
+@pytest.mark.parametrize("count", [1, 30])
+def test_pages_of_limits_take_the_same_queries_however_much_there_is(
+    client: Client, root: User, django_assert_num_queries: DjangoAssertNumQueries, kind: str, queries: int, count: int
+) -> None:
+    rows.make_cluster(count)
+    team = factories.make_team("Research")
+    project = factories.make_project("evals", team=team)
+    key, _ = factories.make_key(project=project)
+    catalog.models.Model.objects.update(team=team.slug)
+    Budget.objects.create(organisation=team.organisation, unit="money", amount=10**9, period="month")
+    for number in range(count):
+        more, _ = factories.make_key(project=project)
+        factories.make_key(project=factories.make_project(team=team))
+        rollup.add([of(each, at=timezone.now().timestamp(), model=f"m{number}") for each in (key, more)])
+    subjects = {"organisation": team.organisation, "team": team, "project": project, "key": key}
+    with django_assert_num_queries(queries):
+        client.get(f"/limits/{kind}/{subjects[kind].pk}/")
+
+
+def test_the_lists_of_the_admin_do_not_read_what_nodes_and_agents_tell_at_length(client: Client) -> None:
+    rows.sign_in_verified(client, rows.make_operator())
+    rows.make_cluster(2)
+    for url in ("nodes/node", "nodes/shard", "nodes/replica"):
+        with CaptureQueriesContext(connection) as queries:
+            client.get(f"/admin/{url}/")
+        assert not [
+            each for each in queries.captured_queries if '"inventory"' in each["sql"] or '"tail"' in each["sql"]
+        ]
+    assert "xllamacpp" in text_of(client, "/admin/nodes/node/node-0000/change/")
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_django import DjangoAssertNumQueries
 
-from tenants import usage
+from tenants import rollup, usage
 from tenants.models import Role
 from tests import factories
 from tests.pages import rows
+from tests.tenants.test_rollup import Row, of
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -31,16 +33,23 @@ def test_a_day_without_requests_sums_to_nothing() -> None:
 
 
 @pytest.mark.django_db
-def test_projects_are_summed_for_those_who_may_see_them() -> None:
+def test_projects_are_summed_for_those_who_may_see_them(django_assert_num_queries: DjangoAssertNumQueries) -> None:
     team = factories.make_team("Research")
     busy, calm = factories.make_project("busy", team=team), factories.make_project("calm", team=team)
-    rows.make_usage(3, key=factories.make_key(project=busy)[0], ended=NOW)
-    rows.make_usage(1, key=factories.make_key(project=calm)[0], ended=NOW)
-    rows.make_usage(9, key=factories.make_key()[0], ended=NOW)
+    often, seldom, elsewhere = (factories.make_key(project=each)[0] for each in (busy, calm, factories.make_project()))
+    today = (usage.midnight(NOW).timestamp(), NOW.timestamp(), NOW.timestamp() + 43_199)
+    rollup.add([*(of(often, at=at, status=502) for at in today), of(seldom), of(often, at=today[0] - 1), Row()])
+    rollup.add([of(elsewhere)] * 9)
     viewer = rows.make_member(team, Role.VIEWER, "victor")
-    found = usage.today_by_project(NOW, viewer)
-    assert [(line.project, line.totals.requests) for line in found] == [("busy", 3), ("calm", 1)]
-    assert len(usage.today_by_project(NOW, rows.make_operator())) == 3
+    with django_assert_num_queries(2):
+        found = usage.today_by_project(NOW, viewer)
+    assert [(line.team, line.project, line.totals) for line in found] == [
+        ("Research", "busy", usage.Totals(3, 3, 30, 15)),
+        ("Research", "calm", usage.Totals(1, 0, 10, 5)),
+    ]
+    everybody = rows.make_operator()
+    assert [line.totals.requests for line in usage.today_by_project(NOW, everybody)] == [9, 3, 1]
+    assert len(usage.today_by_project(NOW, everybody, limit=1)) == 1
 
 
 @pytest.mark.django_db
