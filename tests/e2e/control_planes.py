@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from tests.e2e.product import LLMGW, _alive, _processes, clean_environment
+from tests.e2e.product import LLMGW, _alive, _processes, clean_environment, client
 from tests.services import free_port, postgres_server, redis_server, wait_until
 
 ENGINE = Path(__file__).resolve().parents[1] / "stubs" / "talking_engine.py"
@@ -131,6 +131,7 @@ class Fleet:
         self.weights.write_bytes(b"GGUF" + b"\0" * 64)
         self.key = self.token = ""
         self.agents: list[Process] = []
+        self.http = client()
 
     # --- life ----------------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -152,6 +153,7 @@ class Fleet:
             agent.start()
 
     def end(self) -> None:
+        self.http.close()
         for plane in self.planes:
             for process in plane.parts.values():
                 process.end()
@@ -177,7 +179,7 @@ class Fleet:
             assert process.process.poll() is None, process.said()[-3000:]
         with contextlib.suppress(httpx.HTTPError):
             asked = (f"{plane.web}/health", f"{plane.gateway}/health")
-            return all(httpx.get(url, timeout=10).status_code == 200 for url in asked)
+            return all(self.http.get(url, timeout=10).status_code == 200 for url in asked)
         return False
 
     def _has_standby(self) -> bool:
@@ -219,7 +221,7 @@ class Fleet:
     # --- what a person does --------------------------------------------------------------------------------------
     def api(self, plane: ControlPlane, method: str, path: str, **body: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.token}"}
-        answer = httpx.request(method, f"{plane.web}/api/v1{path}", headers=headers, timeout=60, **body)
+        answer = self.http.request(method, f"{plane.web}/api/v1{path}", headers=headers, timeout=60, **body)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -283,7 +285,7 @@ class Fleet:
     def chat(self, plane: ControlPlane, model: str, **more: Any) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.post(f"{plane.gateway}/v1/chat/completions", json=body, headers=headers, timeout=100)
+        return self.http.post(f"{plane.gateway}/v1/chat/completions", json=body, headers=headers)
 
     def answers(self, model: str) -> bool:
         """Whether both gateways serve it."""

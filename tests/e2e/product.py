@@ -33,6 +33,12 @@ def clean_environment() -> dict[str, str]:
     }
 
 
+def client() -> httpx.Client:
+    """One for many requests, since each client reads all certificates; it leaves a connection before servers do."""
+    limits = httpx.Limits(keepalive_expiry=1)
+    return httpx.Client(verify=False, trust_env=False, limits=limits, timeout=100)
+
+
 class Product:
     """One `llmgw up`. `stdout` and `stderr` are files, so that what it printed can be read while it runs."""
 
@@ -46,6 +52,7 @@ class Product:
             "--bootstrap-file", str(self.bootstrap_file), *options,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
+        self.http = client()
 
     # --- life --------------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -109,13 +116,13 @@ class Product:
         token = json.loads((self.data / "secrets" / "ctl.json").read_text())["token"]
         method = "GET" if change is None else "PATCH"
         headers = {"Authorization": f"Bearer {token}"}
-        answer = httpx.request(method, f"{self.base_url}{path}", json=change, headers=headers, timeout=60)
+        answer = self.http.request(method, f"{self.base_url}{path}", json=change, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def chat(self, text: str = "Say hello.", max_tokens: int = 8, **extra: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, **extra}
-        return httpx.post(
+        return self.http.post(
             f"{self.base_url}/v1/chat/completions",
             json=body, headers={"Authorization": f"Bearer {self.key}"}, timeout=180,
         )  # fmt: skip
@@ -186,4 +193,5 @@ def product(*options: str) -> Iterator[Product]:
         for pid in one.all_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        one.http.close()
         shutil.rmtree(folder, ignore_errors=True)
