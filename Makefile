@@ -27,10 +27,10 @@ build/compiled:
 
 test: .venv/dev-ready
 	@sh tests/prepare.sh gcc python3-dev redis-server postgresql chromium nodejs npm
-	$(PY) -m pytest -n 2 $(ARGS)
-	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 2 $(STORE_TESTS) $(ARGS)
+	$(PY) -m pytest -n 3 $(ARGS)
+	LLMGW_TEST_STORE=postgresql $(PY) -m pytest -n 3 $(STORE_TESTS) $(ARGS)
 	@$(PY) -m llmgw.ops.compile
-	LLMGW_COMPILED=1 $(PY) -m pytest -n 2 $(COMPILED_TESTS) $(ARGS)
+	LLMGW_COMPILED=1 $(PY) -m pytest -n 3 $(COMPILED_TESTS) $(ARGS)
 
 check: .venv/dev-ready
 	.venv/bin/ruff check .
