@@ -160,6 +160,7 @@ def _loads(now: datetime) -> None:
     from nodes.models import Replica, ReplicaLoad
 
     ReplicaLoad.objects.all().delete()
+    Replica.objects.update(weight=16)
     ReplicaLoad.objects.bulk_create(
         (
             ReplicaLoad(

@@ -284,6 +284,28 @@ def test_the_dashboard_says_who_uses_the_cluster_and_what_holds_hardware_for_nob
     assert "quiet-1" not in page.split("Holding hardware, nobody asking")[1].split("</section>")[0]
 
 
+def test_the_dashboard_says_what_is_in_flight_and_what_projects_spend_today(client: Client, root: User) -> None:
+    def said(title: str) -> str:
+        part = text_of(client, "/dashboard/").split(f"<h2>{title}</h2>")[1].split("</section>")[0]
+        return " ".join(re.sub(r"<[^>]+>", " ", part).split())
+
+    factories.make_model()
+    told = factories.make_replica("smollm2-1")
+    key, _ = factories.make_key(project=factories.make_project("evals", team=factories.make_team("Research")))
+    now = timezone.now()
+    rollup.add([of(key, at=now.timestamp(), cost=None)])
+    assert "unknown in flight now, 1 ready replica not told of" in said("Using the cluster now")
+    assert "no price spend" in said("Use today")
+    assert "Research / evals 1 no price" in said("Use today")
+    assert "unknown" in said("Models")
+    rollup.add([of(key, at=now.timestamp(), cost=1_234_500_000)])
+    ReplicaLoad.objects.create(gateway="a", replica=told.name, in_flight=1, at=now)
+    assert "1 in flight now Nobody just now." in said("Using the cluster now")
+    assert "12.35 EUR spend, 1 without a price" in said("Use today")
+    assert "Research / evals 2 12.35 EUR in part" in said("Use today")
+    assert "smollm2 ready 1 of 1 1 of 2" in said("Models")
+
+
 def test_a_replica_page_shows_the_engines_last_lines(client: Client, root: User) -> None:
     factories.make_replica("smollm2-1", state="failed", reason="it ended", tail="line one\n<b>line two</b>")
     page = text_of(client, "/replicas/smollm2-1/")
