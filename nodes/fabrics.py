@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address
 
 from agent.protocol import AdapterPort, Fabric, RdmaAdapter
@@ -153,6 +154,7 @@ def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
 
 
+@lru_cache(maxsize=2**14)
 def _short(gid: str) -> str:
     """As addresses are written by people; what is none stays as it is."""
     try:

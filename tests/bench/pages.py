@@ -31,6 +31,7 @@ from tests.bench.rig import ROOT
 NODES, KEYS, PROJECTS, REQUESTS, LATELY = 1_000, 10_000, 200, 100_000, 3_000
 """LATELY of the requests ended in the last minutes, the others since midnight UTC."""
 GATEWAYS, ADAPTERS, EVENTS, UNPLACED, REASONS, ROUNDS = 2, 4, 20_000, 50, 60, 9
+MODELS = NODES // fleet.COPIES * fleet.REPLICAS
 AIM_MS = 150
 SEEDED = "seeded"
 
@@ -217,7 +218,7 @@ def _models(now: datetime) -> None:
 
 
 def _requests(now: datetime) -> None:
-    """Of random keys and models, as a gateway writes them, with the sums that stand beside them."""
+    """Of random keys, each with a model of its own, as a gateway writes them, with the sums that stand beside them."""
     from routing.shapes import Record
     from routing.store import DjangoStore
     from tenants.models import Key
@@ -229,8 +230,8 @@ def _requests(now: datetime) -> None:
     keys = list(Key.objects.order_by("pk").values_list("pk", "project_id"))
     made = []
     for number, at in enumerate(times):
-        key, project = keys[min(int(draw.expovariate(1 / 300)), KEYS - 1)]
-        model = min(int(draw.expovariate(1 / 10)), 199)
+        place = min(int(draw.expovariate(1 / 300)), KEYS - 1)
+        (key, project), model = keys[place], place % MODELS
         made.append(
             Record(
                 request_id=f"req-{number}",
