@@ -245,6 +245,8 @@ class _Server(uvicorn.Server):
         for task in tuple(self.server_state.tasks):
             task.cancel()
         await self.lifespan.shutdown()
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
 
 @asynccontextmanager
