@@ -7,16 +7,18 @@ import time
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from django_otp.oath import TOTP
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
 from nodes.models import Event
-from tenants import sign_in
+from tenants import rollup, sign_in
 from tenants.models import AuditEntry, Key, User
 from tests import factories
-from tests.pages import rows
+from tests.pages import machines, rows
 from tests.pages.conftest import look
+from tests.tenants.test_rollup import of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -135,6 +137,21 @@ def test_the_cluster_pages_hold_any_number_of_rows(page: Page, count: int) -> No
         for name in ("nodes/node-0000", "models/model-0004", "replicas/model-0004-1", "requests/req-0"):
             page.goto(f"/{name}/")
             look(page, name.replace("/", "-"))
+
+
+def test_pages_of_machines_with_cards_fit_a_laptop(page: Page) -> None:
+    machines.make_fleet()
+    rows.make_idle("quiet")
+    project = factories.make_project("a rather long name of a project", team=factories.make_team("Research"))
+    key, _ = factories.make_key(project=project)
+    rows.make_usage(9, key=key, ended=timezone.now())
+    rollup.add([of(key, at=timezone.now().timestamp(), cost=123_456_700_000_000) for _ in range(9)])
+    come_in(page, rows.make_operator())
+    page.set_viewport_size({"width": 1280, "height": 900})
+    for name in ("dashboard", "nodes", "models", "replicas", "fabrics"):
+        page.goto(f"/{name}/")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert not wide, f"{name} scrolls sideways by {wide} px"
 
 
 def test_the_dashboard_refreshes_itself_and_rests_while_hidden(page: Page) -> None:
