@@ -35,7 +35,7 @@ CONSIDERED_SHOWN = 16
 
 async def serve(exchange: Exchange, served: Served) -> None:
     """Raises Refusal when no endpoint answered, UpstreamError when one broke off after the first byte."""
-    limits = exchange.plane.settings.gateway
+    bounds = exchange.plane.bounds
     tried: list[Target] = []
     lost: list[Target] = []
     failure: UpstreamError | None = None
@@ -45,7 +45,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
         if exchange.left:
             raise ClientLeft
         now = time.monotonic()
-        over = len(tried) >= limits.attempts or now - exchange.started > limits.first_byte_timeout_s
+        over = len(tried) >= bounds.attempts or now - exchange.started > bounds.first_byte_timeout_s
         target = None if over and tried else _choose(exchange, served, candidates(served, tried, now))
         if target is None:
             raise _refusal(exchange, served, failure) if failure is not None else nowhere(served, now)
@@ -163,13 +163,13 @@ def _note_failure(exchange: Exchange, target: Target, *, soft: bool) -> None:
 async def _open(exchange: Exchange, target: Target) -> Connection:
     """Send the request; returns with the answer's head. A kept-alive connection that the engine had closed is replaced
     by a fresh one, once."""
-    limits = exchange.plane.settings.gateway
+    bounds = exchange.plane.bounds
     pool = exchange.plane.pools.of(target)
     head = _head(exchange, target)
     connection = pool.idle()
     if connection is not None:
         exchange.connection = connection
-        exchange.deadline = time.monotonic() + limits.first_byte_timeout_s
+        exchange.deadline = time.monotonic() + bounds.first_byte_timeout_s
         connection.send(head, exchange.body)
         try:
             await connection.head()
@@ -181,12 +181,12 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
         else:
             return connection
     connection = exchange.connection = pool.open()
-    exchange.deadline = time.monotonic() + limits.connect_timeout_s
+    exchange.deadline = time.monotonic() + bounds.connect_timeout_s
     try:
         await connection.connected()
     except Silent:
-        raise ConnectFailed(f"no connection within {limits.connect_timeout_s:g} s") from None
-    exchange.deadline = time.monotonic() + limits.first_byte_timeout_s
+        raise ConnectFailed(f"no connection within {bounds.connect_timeout_s:g} s") from None
+    exchange.deadline = time.monotonic() + bounds.first_byte_timeout_s
     connection.send(head, exchange.body)
     await connection.head()
     return connection
@@ -203,15 +203,11 @@ def _head(exchange: Exchange, target: Target) -> bytes:
             request_id=exchange.request_id,
             length=len(exchange.body),
         )
-    return b"%b %b%b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-        head.method.encode(),
-        CHAT if exchange.translated else head.raw_path,
-        b"?" + head.query if head.query else b"",
-        target.request_head,
-        head.engine_part,
-        exchange.request_id.encode(),
-        len(exchange.body),
-    )
+    path = CHAT if exchange.translated else head.raw_path
+    line = head.method.encode() + b" " + path + (b"?" + head.query if head.query else b"")
+    named = b"x-request-id: " + exchange.request_id.encode()
+    length = str(len(exchange.body)).encode()
+    return line + target.request_head + head.engine_part + named + b"\r\ncontent-length: " + length + b"\r\n\r\n"
 
 
 async def _check_status(connection: Connection, target: Target) -> None:

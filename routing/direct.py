@@ -84,7 +84,8 @@ class DirectClient(Client):
         self.response_started = True
         usual = _usual_lines(self._protocol.server_state.default_headers)
         close = b"" if self.keep_alive else b"connection: close\r\n"
-        self._write(b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_OK, usual, lines, close, len(body), body))
+        length = str(len(body)).encode()  # what bytes make of %d costs five times as much
+        self._write(_OK + usual + lines + close + b"content-length: " + length + b"\r\n\r\n" + body)
         self._ended()
 
     async def start(self, status: int, headers: Headers, *, close: bool = False) -> None:

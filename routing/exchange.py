@@ -162,7 +162,7 @@ class Exchange:
     def authenticate(self) -> Grant:
         """(1) Whose request this is. Keys are looked up by their SHA-256, so time says nothing about them."""
         self.plane.check_fresh(self.started)
-        if not self.plane.settings.gateway.auth:
+        if not self.plane.bounds.auth:
             return ANYONE
         token = self.head.token
         if token is None:
@@ -199,7 +199,7 @@ class Exchange:
             or client.more_body
             or client.disconnected
             or b"content-encoding" in self.headers
-            or len(client.body) > self.plane.settings.gateway.body_limit_bytes
+            or len(client.body) > self.plane.bounds.body_limit_bytes
         ):
             return False
         self.raw_body = self.body = client.take()
@@ -208,7 +208,7 @@ class Exchange:
 
     async def _read_body(self) -> None:
         """(2) The whole body, undone and within the limit."""
-        limit = self.plane.settings.gateway.body_limit_bytes
+        limit = self.plane.bounds.body_limit_bytes
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limit:
             raise bodies.too_large(limit)
@@ -312,7 +312,7 @@ class Exchange:
                 *answers.cors(self.plane.cors, self.headers.get(b"origin")),
             ]
             await self.client.start(200, headers)
-        self.sending, self.deadline = True, now + self.plane.settings.gateway.idle_timeout_s
+        self.sending, self.deadline = True, now + self.plane.bounds.idle_timeout_s
         await self.client.write(b": llmgw " + stage + b"\n\n")
         self.sending, self.deadline = False, None
         return True

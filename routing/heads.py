@@ -92,22 +92,24 @@ def _token(headers: dict[bytes, bytes]) -> bytes | None:
 class Known:
     """A head with a length, as bytes around the digits of that length."""
 
-    __slots__ = ("_after", "_before", "_digits_at")
+    __slots__ = ("_after", "_before", "_length")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before, self._after = before, after
-        self._digits_at = len(before)
+        self._length = len(before) + len(after)
 
     def body_of(self, data: bytes) -> bytes | None:
         """The body, when `data` is this head with any length and exactly that much after it."""
-        if not data.startswith(self._before):
-            return None
-        at = data.find(b"\r\n", self._digits_at, self._digits_at + 11)
-        digits = data[self._digits_at : at]
-        if not digits.isdigit() or not data.startswith(self._after, at):
-            return None
-        start = at + len(self._after)
-        return data[start:] if len(data) - start == int(digits) else None
+        rest = len(data) - self._length
+        digits = len(str(rest))  # of a number that is larger by as many as it has digits
+        for many in (digits, digits - 1):
+            size = rest - many
+            written = str(size)
+            if size >= 0 and len(written) == many:
+                head = self._before + written.encode() + self._after
+                if data[: len(head)] == head:
+                    return data[len(head) :]
+        return None
 
 
 def learn(data: bytes, start: bytes) -> Known | None:

@@ -115,7 +115,8 @@ class Hold:
         account, self._account = self._account, None
         if account is None:
             return
-        real = (1, max(tokens, 0), 0, max(tokens, 0), max(cost or 0, 0))
+        used, spent = max(tokens, 0), max(cost or 0, 0)
+        real: tuple[int, ...] = (1, used, 0, used, spent)  # of any length, or the compiler makes one at each look
         limiter, needs = account.limiter, self._needs
         for meter in account.meters:
             unit = meter.unit
@@ -156,7 +157,7 @@ class Account:
     def try_reserve(self, tokens: int, cost: int, now: float) -> Hold | None:
         """Reserve one request's estimate, or raise Over. None: all gateways together have room, but this one's lease
         is used up; see `Share.reserve`."""
-        needs = (1, tokens, 1, tokens, cost)
+        needs: tuple[int, ...] = (1, tokens, 1, tokens, cost)
         short = False
         for meter in self.meters:
             need = needs[meter.unit]
@@ -188,7 +189,7 @@ class Account:
 
     def lacking(self, tokens: int, cost: int, now: float) -> list[tuple[Meter, int]]:
         """The meters whose lease has no room for this request, with what it needs."""
-        needs = (1, tokens, 1, tokens, cost)
+        needs: tuple[int, ...] = (1, tokens, 1, tokens, cost)
         return [
             (meter, needs[meter.unit])
             for meter in self.meters
@@ -219,23 +220,13 @@ class Account:
 
     def lines(self, now: float) -> bytes:
         """`headers` as they stand in an answer."""
-        found = b""
-        if self._requests:
-            found = _REQUEST_LINES % _standing(self._requests, now)
+        found = _standing(self._requests, "requests", now) if self._requests else ""
         if self._tokens:
-            found += _TOKEN_LINES % _standing(self._tokens, now)
-        return found
+            found += _standing(self._tokens, "tokens", now)
+        return found.encode()
 
 
-def _rate_lines(kind: bytes) -> bytes:
-    names = (b"x-ratelimit-limit-%b: %%d", b"x-ratelimit-remaining-%b: %%d", b"x-ratelimit-reset-%b: %%gs")
-    return b"".join(name % kind + b"\r\n" for name in names)
-
-
-_REQUEST_LINES, _TOKEN_LINES = _rate_lines(b"requests"), _rate_lines(b"tokens")
-
-
-def _standing(meters: tuple[Meter, ...], now: float) -> tuple[int, int, float]:
+def _standing(meters: tuple[Meter, ...], kind: str, now: float) -> str:
     """Limit, what is left of it, and seconds until all of it is free, of the meter with the least left."""
     tightest, least = meters[0], inf
     for meter in meters:
@@ -245,7 +236,13 @@ def _standing(meters: tuple[Meter, ...], now: float) -> tuple[int, int, float]:
         if left < least:
             tightest, least = meter, left
     full_s = (tightest.amount - least) / tightest.rate if tightest.rate else MINUTE_S
-    return tightest.amount, int(least + DUST) if least > 0 else 0, round(full_s, 1)
+    tenths = int(full_s * 10 + 0.5)
+    rest = tenths % 10
+    return (
+        f"x-ratelimit-limit-{kind}: {tightest.amount}\r\n"
+        f"x-ratelimit-remaining-{kind}: {int(least + DUST) if least > 0 else 0}\r\n"
+        f"x-ratelimit-reset-{kind}: {tenths // 10}{f'.{rest}' if rest else ''}s\r\n"
+    )
 
 
 class Limiter:

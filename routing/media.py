@@ -20,8 +20,11 @@ Policy = frozenset[str] | None
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
 """Objects, lists and media in a body: to look through more would hold everybody else up."""
-_ESCAPES = tuple(b"\\u00%d" % digit for digit in range(2, 8))
+_ESCAPE = re.compile(rb"\\u00[2-7]")
 """How JSON can hide a letter of ASCII, and so of a field's name."""
+_NAMED = re.compile(rb'"(?:(?<=url")|image|audio|video|file|input_)')
+"""What begins or ends the names in `_MEDIA`, and `url`. It begins with a quote, which is found much faster than any of
+them, and a long prompt has few."""
 _MEDIA = frozenset(
     f"{before}{kind}{after}"
     for before in ("", "input_")
@@ -92,15 +95,7 @@ def _too_many() -> Refusal:
 
 
 def _may_name_media(body: bytes) -> bool:
-    return (
-        b'url"' in body
-        or b'"image' in body
-        or b'"audio' in body
-        or b'"video' in body
-        or b'"file' in body
-        or b'"input_' in body
-        or (b"\\u00" in body and any(escape in body for escape in _ESCAPES))
-    )
+    return _NAMED.search(body) is not None or _ESCAPE.search(body) is not None
 
 
 def _look_through(body: Any, allowed: frozenset[str]) -> str | None:

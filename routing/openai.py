@@ -252,25 +252,28 @@ def _check_utf8(body: bytes) -> None:
 def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
     """Walk the members of a valid object. A mapping keeps only the last of two members with one name, so a walk
     that meets a name twice, or a value that is not the kept one, has found a duplicate."""
-    if len(members) > MAX_MEMBERS or max(map(len, members), default=0) > MAX_MEMBER_NAME:
-        text = f"The body has more than {MAX_MEMBERS:,} fields, or a name longer than {MAX_MEMBER_NAME:,} characters."
-        raise Refusal("body_invalid", text)
+    if len(members) > MAX_MEMBERS:
+        raise _too_large()
+    for name in members:
+        if len(name) > MAX_MEMBER_NAME:
+            raise _too_large()
     spans: dict[str, Span] = {}
-    at = body.index(b"{") + 1
+    at = 1 if body[0] == 123 else body.index(b"{") + 1
     end = at
     for name, raw in members.items():  # in the order of the body, as nearly everybody writes it
         if body[at] == 32:
             at += 1
-        key = b'"%b":' % name.encode()
-        if not body.startswith(key, at):
+        key = b'"' + name.encode() + b'":'
+        start = at + len(key)
+        if body[at:start] != key:
             break
-        at += len(key)
+        at = start
         if body[at] == 32:
             at += 1
         value = bytes(raw)
-        if not body.startswith(value, at):
-            break
         end = at + len(value)
+        if body[at:end] != value:
+            break
         spans[name] = (at, end)
         if body[end] != 44:  # a comma
             break
@@ -278,6 +281,11 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
     if len(spans) == len(members) and body[end] == 125:
         return spans
     return _careful_spans(body, members)
+
+
+def _too_large() -> Refusal:
+    text = f"The body has more than {MAX_MEMBERS:,} fields, or a name longer than {MAX_MEMBER_NAME:,} characters."
+    return Refusal("body_invalid", text)
 
 
 def _careful_spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:

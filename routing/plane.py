@@ -14,6 +14,7 @@ from llmgw.config import Settings
 from routing import measures, media, outside
 from routing.adapters import Adapters
 from routing.admission import Band
+from routing.bounds import Bounds
 from routing.journal import Journal
 from routing.limits import Limiter
 from routing.openai import Refusal
@@ -25,15 +26,21 @@ if TYPE_CHECKING:
     from routing.exchange import Exchange
 
 STORE_RETRY_S = 5
+LOW_BITS = 12
+LOW = (1 << LOW_BITS) - 1
+_DIGITS = [f"{number:03x}" for number in range(LOW + 1)]
+"""Made once: to format a number costs more than most steps of a request."""
 
 
 class Plane:
     __slots__ = (
         "_mark",
         "_number",
+        "_series",
         "active",
         "adapters",
         "bands",
+        "bounds",
         "cold",
         "confirmed_at",
         "cors",
@@ -56,6 +63,7 @@ class Plane:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.bounds = Bounds(settings.gateway)
         self.table: Table = EMPTY
         self.confirmed_at: float | None = None
         """When the store last said that the table is current, monotonic; None before the first time."""
@@ -85,12 +93,17 @@ class Plane:
         """Whether it serves with no store at all: nobody's key is looked at, and where to send is in the settings."""
         self._mark = secrets.token_hex(8)
         self._number = 0
+        self._series = ""
+        """What ids have in common until the last digits of their count have come round."""
 
     def next_id(self) -> str:
         """Unique among all gateways, ever: 64 random bits of this process and a count, in an order that keeps what the
         store's index writes together."""
         self._number += 1
-        return f"req-{self._mark}-{self._number:08x}"
+        low = self._number & LOW
+        if low == 0 or not self._series:
+            self._series = f"req-{self._mark}-{self._number >> LOW_BITS:05x}"
+        return self._series + _DIGITS[low]
 
     def wanted(self, model: str, *, cold: bool) -> None:
         """Somebody asks for an on-demand model; `cold`: nothing serves it."""
@@ -118,7 +131,7 @@ class Plane:
                 "This gateway has just started and does not know any key yet. Try again in a few seconds.",
                 retry_after_s=STORE_RETRY_S,
             )
-        if now - self.confirmed_at > self.settings.gateway.stale_for_s:
+        if now - self.confirmed_at > self.bounds.stale_for_s:
             raise Refusal(
                 "store_unreachable",
                 f"This gateway lost its store {now - self.confirmed_at:.0f} s ago and serves no longer. Try another.",
@@ -127,7 +140,7 @@ class Plane:
 
     def ready(self, now: float) -> bool:
         """Whether a request has somewhere to go (GW-5)."""
-        fresh = self.confirmed_at is not None and now - self.confirmed_at <= self.settings.gateway.stale_for_s
+        fresh = self.confirmed_at is not None and now - self.confirmed_at <= self.bounds.stale_for_s
         return (fresh or self.router) and bool(self.table.targets)
 
     def publish(self) -> None:

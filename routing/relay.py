@@ -60,12 +60,9 @@ def _lines(exchange: Exchange, connection: Connection) -> bytes:
     """What `answer_headers` gives, as lines."""
     target = exchange.target
     assert target is not None
-    lines = b"x-request-id: %b\r\nx-llmgw-queue-ms: %d\r\n%b%b" % (
-        exchange.request_id.encode(),
-        exchange.queue_ms,
-        target.answer_lines,
-        connection.answer.kept_lines,
-    )
+    waited = b"\r\nx-llmgw-queue-ms: " + str(int(exchange.queue_ms)).encode() + b"\r\n"
+    lines = b"x-request-id: " + exchange.request_id.encode() + waited
+    lines += target.answer_lines + connection.answer.kept_lines
     if exchange.account is not None:
         lines += exchange.account.lines(time.monotonic())
     if exchange.plane.cors:
@@ -78,7 +75,7 @@ async def _whole(exchange: Exchange, connection: Connection) -> None:
     body = connection.take()
     while not connection.ended and len(body) <= HOLD_BYTES:
         if body:
-            exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+            exchange.deadline = time.monotonic() + exchange.plane.bounds.idle_timeout_s
         if await connection.more():
             body += connection.take()
     if exchange.first_byte_at is None:
@@ -195,7 +192,7 @@ def _unfinished(exchange: Exchange, connection: Connection, stream: Stream) -> b
 
 async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, client: DirectClient) -> None:
     """From the engine's connection straight to the client's, without a task waking up for each chunk."""
-    idle_s = exchange.plane.settings.gateway.idle_timeout_s
+    idle_s = exchange.plane.bounds.idle_timeout_s
 
     def pass_on(data: bytes, framed: bytes | None) -> None:
         exchange.deadline = time.monotonic() + idle_s
@@ -223,7 +220,7 @@ def cut() -> Broken:
 
 
 async def _next(exchange: Exchange, connection: Connection) -> bool:
-    exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+    exchange.deadline = time.monotonic() + exchange.plane.bounds.idle_timeout_s
     return await connection.more()
 
 

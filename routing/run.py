@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Final
 
-_current: Run | None = None
+
+class _Now:
+    """What is being run; an attribute of one object, which compiled code reaches faster than a global."""
+
+    __slots__ = ("run",)
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+
+_now: Final = _Now()
+_OVER: Final[Any] = object()
 
 
 class Signal:
@@ -24,7 +35,7 @@ class Signal:
         self._future: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
-        if _current is not None:
+        if _now.run is not None:
             yield self
             return
         self._future = asyncio.get_running_loop().create_future()
@@ -46,10 +57,10 @@ class Run:
     """One coroutine on its way. `on_end` is called once, when it is over; an exception that leaves the coroutine
     reaches the event loop's handler."""
 
-    __slots__ = ("_cancelling", "_coroutine", "_loop", "_waits", "on_end")
+    __slots__ = ("_cancelling", "_loop", "_steps", "_waits", "on_end")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Run], None]) -> None:
-        self._coroutine: Coroutine[Any, Any, None] | None = coroutine
+        self._steps: Generator[Any, Any, None] | None = coroutine.__await__()
         self._loop = asyncio.get_running_loop()
         self._waits: Signal | asyncio.Future[Any] | None = None
         self._cancelling = False
@@ -60,11 +71,11 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        return self._coroutine is None
+        return self._steps is None
 
     def cancel(self, msg: object = None) -> bool:
         """As a task's: CancelledError is raised where it waits, soon. False when it is over."""
-        if self._coroutine is None:
+        if self._steps is None:
             return False
         waits = self._waits
         if isinstance(waits, Signal):
@@ -75,17 +86,17 @@ class Run:
         return True
 
     def _step(self, error: BaseException | None) -> None:
-        global _current
-        coroutine = self._coroutine
-        if coroutine is None:
+        steps = self._steps
+        if steps is None:
             return
         self._waits = None
-        outer, _current = _current, self
+        outer, _now.run = _now.run, self
         try:
             if self._cancelling:
                 self._cancelling = False
                 error = asyncio.CancelledError()
-            waits = coroutine.send(None) if error is None else coroutine.throw(error)
+            # An end that is no exception costs less, and each request has one.
+            waits = next(steps, _OVER) if error is None else steps.throw(error)
         except (StopIteration, asyncio.CancelledError):
             self._over()
         except BaseException as failure:
@@ -94,7 +105,10 @@ class Run:
             if not isinstance(failure, Exception):
                 raise
         else:
-            if self._coroutine is None:
+            if waits is _OVER:
+                self._over()
+                return
+            if self._steps is None:
                 return  # it ended within: only possible when a callback of its own closed it
             self._waits = waits
             if type(waits) is Signal:
@@ -108,11 +122,11 @@ class Run:
                 self._cancelling = False
                 self.cancel()
         finally:
-            _current = outer
+            _now.run = outer
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
         self._step(None)
 
     def _over(self) -> None:
-        self._coroutine = None
+        self._steps = None
         self.on_end(self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from routing.affinity import Index
 
@@ -21,26 +21,22 @@ SLACK, SLACK_REQUESTS = 0.25, 2
 REMEMBERED_GONE = 64
 
 
-class Candidate(Protocol):
+class Candidate:
     """An endpoint as the choice sees it. `running`, `waiting`, `kv_used`: as last scraped, None when unknown.
 
-    `in_flight`: own requests that are open now; `in_flight_then`: those that were when it was scraped.
+    `in_flight`: own requests that are open now; `in_flight_then`: those that were when it was scraped. No protocol:
+    compiled, that would look each of them up by name.
     """
 
-    @property
-    def replica(self) -> str: ...
-    @property
-    def weight(self) -> int: ...
-    @property
-    def running(self) -> int | None: ...
-    @property
-    def waiting(self) -> int | None: ...
-    @property
-    def kv_used(self) -> float | None: ...
-    @property
-    def in_flight(self) -> int: ...
-    @property
-    def in_flight_then(self) -> int: ...
+    __slots__ = ("in_flight", "in_flight_then", "kv_used", "replica", "running", "waiting", "weight")
+
+    replica: str
+    weight: int
+    running: int | None
+    waiting: int | None
+    kv_used: float | None
+    in_flight: int
+    in_flight_then: int
 
 
 C = TypeVar("C", bound=Candidate)

@@ -37,19 +37,19 @@ BYTES_PER_TOKEN = 4
 
 async def serve(exchange: Exchange, served: Served) -> None:
     """Raises Refusal when nothing could answer, UpstreamError when an engine broke off after the first byte."""
-    limits = exchange.plane.settings.gateway
+    bounds = exchange.plane.bounds
     exchange.served = served
     chain = _chain(exchange, served) if served.fallbacks else (served,)
     if exchange.account is not None:
         await _reserve(exchange, chain)
         served = _now_served(exchange, served)
     if len(chain) == 1:
-        await _serve_one(exchange, served, limits.queue_wait_s, waits_to_load=True)
+        await _serve_one(exchange, served, bounds.queue_wait_s, waits_to_load=True)
         return
     first: Refusal | None = None
     for index, each in enumerate(chain):
         last = index == len(chain) - 1
-        wait_s = limits.queue_wait_s if last else limits.fallback_after_s
+        wait_s = bounds.queue_wait_s if last else bounds.fallback_after_s
         try:
             await _serve_one(exchange, _now_served(exchange, each), wait_s, waits_to_load=False)
             return
@@ -64,7 +64,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
     if first.code != "model_loading":
         exchange.served = served
         raise first
-    await _serve_one(exchange, _now_served(exchange, served), limits.queue_wait_s, waits_to_load=True)
+    await _serve_one(exchange, _now_served(exchange, served), bounds.queue_wait_s, waits_to_load=True)
 
 
 def _chain(exchange: Exchange, served: Served) -> tuple[Served, ...]:
@@ -104,7 +104,7 @@ def _estimate(exchange: Exchange) -> tuple[int, int]:
         return prompt, 0
     bound = peek.max_tokens
     if bound is None:
-        bound = exchange.plane.settings.gateway.assumed_output_tokens
+        bound = exchange.plane.bounds.assumed_output_tokens
     return prompt, bound * peek.choices
 
 
@@ -151,7 +151,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
     size = len(exchange.raw_body)
     plane.waiting_bytes += size
     try:
-        if plane.waiting_bytes > plane.settings.gateway.waiting_bytes:
+        if plane.waiting_bytes > plane.bounds.waiting_bytes:
             raise _busy(served, admission.waiting)
         while True:
             if exchange.left:
@@ -164,7 +164,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
             exchange.loaded = exchange.loaded or loading
             if loading and not (waits_to_load and coming(served)):
                 raise nowhere(served, now)
-            limit_s = plane.settings.gateway.on_demand_wait_s if loading else wait_s
+            limit_s = plane.bounds.on_demand_wait_s if loading else wait_s
             if now - began >= limit_s:
                 raise nowhere(served, now) if loading else _no_room(served, limit_s)
             exchange.look_at = min(began + limit_s, now + LOOK_S)

@@ -56,8 +56,8 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
                 reasoning_tokens=tokens.reasoning,
                 estimated=tokens.estimated,
                 queue_ms=exchange.queue_ms,
-                first_token_ms=None if first is None else round((first - started) * 1e3, 3),
-                total_ms=round(total * 1e3, 3),
+                first_token_ms=None if first is None else _ms(first - started),
+                total_ms=_ms(total),
                 adapter=served.adapter if served is not None else "",
                 cost=cost,
                 band=exchange.band,
@@ -71,6 +71,11 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
                 hold.release(now)
             else:
                 hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
+
+
+def _ms(seconds: float) -> float:
+    """To the microsecond. `round` writes and reads a decimal to say the same."""
+    return int(seconds * 1e6 + 0.5) / 1e3
 
 
 def _cost(exchange: Exchange, tokens: Tokens, wall: float) -> int | None:

@@ -20,7 +20,7 @@ from routing import ejection, lora, mappings
 from routing.admission import Admission, Band
 from routing.openai import Refusal
 from routing.outside import Outside, joined
-from routing.scheduling import Chooser
+from routing.scheduling import Candidate, Chooser
 from tenants.keys import Grant
 from tenants.money import Price
 
@@ -74,7 +74,7 @@ class Standing:
         self.chooser = Chooser(profile)
 
 
-class Target:
+class Target(Candidate):
     """A place to send requests to: a ready replica's leader or one outside, with what is known of load and health."""
 
     __slots__ = (
@@ -86,22 +86,15 @@ class Target:
         "engine",
         "health",
         "host",
-        "in_flight",
-        "in_flight_then",
         "known_as",
-        "kv_used",
         "lacks",
         "metrics",
         "model",
         "node",
         "outside",
         "port",
-        "replica",
         "request_head",
-        "running",
         "scraped_at",
-        "waiting",
-        "weight",
     )
 
     def __init__(self, endpoint: Endpoint, key: str, outside: Outside | None = None) -> None:
@@ -126,9 +119,9 @@ class Target:
         self.asked_by_name = outside is None and endpoint.engine in mappings.GIVE_BY_NAME
         """Whether it is asked for some lines of its metrics only."""
         self.weight = endpoint.slots
-        self.running: int | None = None
-        self.waiting: int | None = None
-        self.kv_used: float | None = None
+        self.running = None
+        self.waiting = None
+        self.kv_used = None
         self.scraped_at: float | None = None
         self.in_flight = self.in_flight_then = self._in_flight_asked = 0
         self.health = ejection.WELL

@@ -35,7 +35,7 @@ async def relay(exchange: Exchange, connection: Connection, headers: Headers, tr
 async def _whole(exchange: Exchange, connection: Connection, headers: Headers, translation: Translation) -> None:
     body, status = connection.take(), connection.status
     while await connection.more():
-        exchange.deadline = time.monotonic() + exchange.plane.settings.gateway.idle_timeout_s
+        exchange.deadline = time.monotonic() + exchange.plane.bounds.idle_timeout_s
         body += connection.take()
         if len(body) > HOLD_BYTES:
             raise Broken(f"its answer is longer than {HOLD_BYTES:,} bytes and cannot be translated")
@@ -59,7 +59,7 @@ async def _whole(exchange: Exchange, connection: Connection, headers: Headers, t
 
 async def _stream(exchange: Exchange, connection: Connection, headers: Headers, translation: Translation) -> None:
     counted, spoken = Stream(removing=False), translation.stream()
-    client, idle_s = exchange.client, exchange.plane.settings.gateway.idle_timeout_s
+    client, idle_s = exchange.client, exchange.plane.bounds.idle_timeout_s
     await connection.more()
     exchange.first_byte_at = time.monotonic()
     exchange.answering = True

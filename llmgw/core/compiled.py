@@ -34,6 +34,7 @@ MODULES = (
     "routing.admission",
     "routing.answers",
     "routing.attempts",
+    "routing.bounds",
     "routing.client",
     "routing.direct",
     "routing.exchange",
@@ -54,6 +55,7 @@ MODULES = (
     "routing.sse",
     "routing.table",
     "routing.upstream",
+    "tenants.money",
 )
 """What runs for each request, but for what other libraries subclass or read annotations of."""
 

@@ -14,11 +14,11 @@ from routing import ejection, mappings
 from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
 from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, mapping_for, read
-from routing.scheduling import REMEMBERED_GONE, Chooser, least_loaded, load, saturated, scores
+from routing.scheduling import REMEMBERED_GONE, Candidate, Chooser, least_loaded, load, saturated, scores
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Candidate):
     replica: str = "a"
     weight: int = 1
     running: int | None = 0

@@ -278,9 +278,7 @@ async def test_after_fifty_requests_that_end_so_every_place_is_free(
             await asyncio.gather(*(WAYS[way](gateway, engine, KEY) for _ in range(10)))
         await at_rest(gateway)
         engine.behaviour = None
-        plane = gateway.gateway.plane
-        patient = plane.settings.gateway.model_copy(update={"first_byte_timeout_s": 60.0})
-        plane.settings = plane.settings.model_copy(update={"gateway": patient})
+        gateway.gateway.plane.bounds.first_byte_timeout_s = 60.0
         assert (await gateway.chat()).status_code == 200
         await at_rest(gateway)
 
