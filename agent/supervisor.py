@@ -85,7 +85,8 @@ class Supervisor:
     def start_shard(self, command: StartShard) -> str:
         """Begin a shard; the answer is empty, or why not. One that runs already is left as it is."""
         spec = command.spec
-        objection = tellable.objection(spec, (run.shard.spec for run in self._runs.values() if not run.shard.ended))
+        running = (run.shard.spec for run in self._runs.values() if not run.shard.ended)
+        objection = tellable.objection(spec, running, command.engine_key)
         if objection:  # nothing of it is kept, as no register could tell it
             log.warning("A shard is not started: %s", objection)
             return objection

@@ -14,6 +14,7 @@ from agent.protocol import MAX_GPUS, MAX_MESSAGE_BYTES, MAX_SHARDS, ShardSpec
 
 MAX_SOURCE = 1000
 MAX_ARGUMENT = 4096
+MAX_KEY = 256
 MAX_NUMBER = 2**31 - 1
 MAX_SPEC_BYTES = 32 * 1024
 MAX_TOLD_BYTES = MAX_MESSAGE_BYTES // 4
@@ -24,8 +25,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _YEARS = range(2000, 9000)
 
 
-def objection(spec: ShardSpec, running: Iterable[ShardSpec]) -> str | None:
-    """Why `spec` cannot be started beside those that run, naming the field; None when it can."""
+def objection(spec: ShardSpec, running: Iterable[ShardSpec], key: str | None = None) -> str | None:
+    """Why `spec` cannot be started beside those that run, naming the field; None when it can. `key`: the engine's."""
+    if key and not _is_line(key, MAX_KEY):
+        return f"engine_key: it is not one line of at most {MAX_KEY} characters."
     return next(_objections(spec), None) or _too_much(spec, running)
 
 

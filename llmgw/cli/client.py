@@ -130,6 +130,9 @@ class Client:
     ) -> httpx.Response:
         import httpx
 
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            # Such a name would lead to another address, and nothing has one.
+            raise CtlError(_nothing(path) or "Nothing has that name.")
         values = {name: str(value) for name, value in (query or {}).items() if value is not None}
         sent: dict[str, Any] = {}
         if isinstance(body, str):

@@ -147,7 +147,7 @@ def node_token(
 
 
 def _print_join_token(made: Any, node: str) -> None:
-    print(made.get("token") or made["join_token"])
+    ctl_show.secret(made.get("token") or made["join_token"])
     _aside(f"This is the join token of {node}; it is not shown again. Keep it in a 0600 file there.")
 
 
@@ -304,7 +304,7 @@ def make(
 
 
 def _print_key(made: Any) -> None:
-    print(made["secret"])
+    ctl_show.secret(made["secret"])
     _aside(f"This is key {made['key']['name']} of {made['key']['project_name']}; it is not shown again.")
 
 
@@ -342,6 +342,11 @@ def revoke(
 def _live_key(server: client.Client, text: str) -> int:
     """Its number. The whole secret may have been pasted: no more than its beginning is sent or shown."""
     prefix = text[:PREFIX_LENGTH]
+    if len(prefix) < PREFIX_LENGTH:
+        raise client.CtlError(
+            f"{prefix!r} is no prefix of a key, which has {PREFIX_LENGTH} characters. See them: llmgw ctl keys list",
+            client.UNASKED,
+        )
     found = [each for each in server.pages("keys", 1000, prefix=prefix) if not each["revoked_at"]]
     if not found:
         raise client.CtlError(f"No live key begins with {prefix}. See them: llmgw ctl keys list")
@@ -353,4 +358,4 @@ def _live_key(server: client.Client, text: str) -> int:
 
 def _aside(text: str) -> None:
     """For the person, beside what a script reads."""
-    typer.echo(text, err=True)
+    typer.echo(ctl_show.one_line(text), err=True)

@@ -15,7 +15,7 @@ from tenants.figures import UNKNOWN, ago, number, percent, size
 if TYPE_CHECKING:
     from rich.console import Console
 
-PIPE_WIDTH = 400
+PIPE_WIDTH = 10_000
 COLOURS = {
     "green": ("ready", "ok"),
     "yellow": ("loading", "starting", "fetching", "installing", "draining", "stopping", "joining", "warn", "cordoned"),
@@ -31,6 +31,15 @@ def clean(value: object) -> str:
     text = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
     encoding = sys.stdout.encoding or "ascii"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+def one_line(value: object) -> str:
+    return clean(value).replace("\n", " ")
+
+
+def secret(text: object) -> None:
+    """Alone on its line, for a person to keep or a script to read."""
+    print(one_line(text))
 
 
 def console() -> Console:
@@ -50,7 +59,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     from rich.table import Table
     from rich.text import Text
 
-    found = [[clean(value) for value in row] for row in rows]
+    found = [[one_line(value) for value in row] for row in rows]
     out = console()
     if title:
         out.print(Text(title, style="bold"))

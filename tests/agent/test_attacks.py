@@ -109,6 +109,13 @@ def test_what_no_register_could_tell_is_refused_by_its_field(changes: dict[str, 
     assert found.startswith(says)
 
 
+@pytest.mark.parametrize("key", ["x" * 257, "a\0b", "a\nb"])
+def test_a_key_that_no_engine_could_have_is_refused_and_not_kept(key: str) -> None:
+    said = tellable.objection(GOOD, (), key)
+    assert said == "engine_key: it is not one line of at most 256 characters."
+    assert tellable.objection(GOOD, (), "k" * 64) is None
+
+
 def test_no_more_shards_run_than_one_register_can_tell_of() -> None:
     many = [msgspec.structs.replace(GOOD, replica=f"r-{number}") for number in range(tellable.MAX_RUNNING)]
     assert tellable.objection(GOOD, many[1:]) is None

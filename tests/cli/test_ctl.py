@@ -224,7 +224,8 @@ def test_what_could_be_several_is_asked_back(llmgw: Ctl) -> None:
     assert "no project X" in llmgw("ctl", "keys", "make", "n", "--project", "X").stderr
     assert llmgw("ctl", "keys", "make", "n", "--project", str(second.pk)).exit_code == 0
     factories.make_key(project=first)
-    done = llmgw("ctl", "keys", "revoke", "sk-")
+    Key.objects.update(prefix="sk-same")
+    done = llmgw("ctl", "keys", "revoke", "sk-same")
     assert (done.exit_code, "give its number" in done.stderr) == (2, True)
     assert "is revoked" in llmgw("ctl", "keys", "revoke", str(Key.objects.latest("pk").pk)).stdout
     wrong = llmgw("ctl", "keys", "make", "n", "--project", str(first.pk), "--expires", "soon")
