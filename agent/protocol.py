@@ -7,6 +7,7 @@ Sizes are bytes, durations seconds. `None` is unknown, never zero.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from typing import Literal
 
@@ -204,6 +205,11 @@ class Adapter(Struct, frozen=True, kw_only=True):
 
     name: str
     source: str
+
+
+def engine_name(adapter: str, source: str) -> str:
+    """What engines that have names for adapters know one by, and gateways ask for: other weights, another name."""
+    return f"{adapter}@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 class ShardSpec(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ The latter two hold what they were started with, or load what is asked for: `Hol
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from agent import protocol
 from routing import openai
 from routing.openai import Refusal
 from routing.shapes import Peek
@@ -49,7 +49,7 @@ class Adapter:
 
 
 def adapter(name: str, source: str) -> Adapter:
-    return Adapter(name, source, f"{name}@{hashlib.sha256(source.encode()).hexdigest()[:8]}")
+    return Adapter(name, source, protocol.engine_name(name, source))
 
 
 # --- one endpoint ----------------------------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from agent.discovery.cards import LOST
 from agent.engines import nccl
 from agent.engines.base import Launch
 from agent.host import Host
-from agent.protocol import ShardSpec
+from agent.protocol import ShardSpec, engine_name
 
 MAX_AT_ONCE = 8
 """Adapters that an engine works with in one batch; each takes memory of the cards."""
@@ -53,15 +52,10 @@ def joined(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def adapter_name(name: str, source: str) -> str:
-    """How an adapter is called in the engine, which is how gateways ask for it: other weights, another name."""
-    return f"{name}@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-
-
 def adapters(spec: ShardSpec, launch: Launch) -> tuple[tuple[str, str], ...]:
     """Name and place of those that are there from the start; none where they are loaded when asked for."""
     if spec.max_loaded_adapters is not None:
         return ()
     return tuple(
-        (adapter_name(each.name, each.source), path) for each, path in zip(spec.adapters, launch.adapters, strict=True)
+        (engine_name(each.name, each.source), path) for each, path in zip(spec.adapters, launch.adapters, strict=True)
     )
