@@ -25,7 +25,8 @@ LLAMACPP, SGLANG = "llamacpp", "sglang"
 CHOOSING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Where llama.cpp hears of `lora`."""
 MESSAGES = "/v1/messages"
-"""Where it drops the field, and may go on from what another adapter left in its cache: asked as chat instead."""
+"""Where it drops the field, and may go on from what another adapter left in its cache. Its streams there lack their
+first event when the first token is no whole character, which clients take for no answer at all."""
 CACHELESS = frozenset({"/v1/embeddings", "/v1/rerank", "/v1/messages/count_tokens"})
 """Where it needs not to hear of it, as long as the base is asked for."""
 OWN_FIELDS = ("lora", "lora_path")
@@ -52,6 +53,11 @@ def adapter(name: str, source: str) -> Adapter:
     return Adapter(name, source, protocol.engine_name(name, source))
 
 
+def not_well(engine: str) -> frozenset[str]:
+    """Routes at which an engine is asked for chat completions, as if it did not have them."""
+    return frozenset((MESSAGES,)) if engine == LLAMACPP else frozenset()
+
+
 # --- one endpoint ----------------------------------------------------------------------------------------------------
 class Attached:
     """What one endpoint makes of adapters. `holdings`: of an engine that loads them as it runs."""
@@ -64,14 +70,9 @@ class Attached:
         self._choices = {each.name: _scales(number, len(started)) for number, each in enumerate(started)}
         self._base = _scales(None, len(started))
 
-    @property
-    def lacks(self) -> frozenset[str]:
-        """Routes at which it must be asked for chat completions, as if it did not have them."""
-        return frozenset((MESSAGES,)) if self.engine == LLAMACPP else frozenset()
-
     def takes(self, path: str, wanted: Adapter | None) -> bool:
         """Whether a request to `path` can be answered with `wanted`, or with the base, and nothing else."""
-        if self.engine == LLAMACPP and path not in CHOOSING and path not in self.lacks:
+        if self.engine == LLAMACPP and path not in CHOOSING and path not in not_well(LLAMACPP):
             return wanted is None and path in CACHELESS
         return wanted is None or self.knows(wanted)
 

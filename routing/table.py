@@ -112,7 +112,7 @@ class Target(Candidate):
             endpoint.max_loaded_adapters,
         )
         """What it makes of adapters; None where it has none."""
-        self.lacks: set[str] = set(() if self.attached is None else self.attached.lacks)
+        self.lacks: set[str] = set(lora.not_well(endpoint.engine))
         """Routes that it does not have, or not well; they are asked for as chat completions."""
         self.metrics: spec.Metrics | None = None
         """How the profile says that its load is called, where it says so."""

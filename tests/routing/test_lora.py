@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from routing import forms, lora
 from routing.lora import COOL_S, COOLEST_S, Adapter, Attached, Cooling, Holdings, Room, Use, adapter, attach
 from routing.openai import Refusal, peek
+from routing.table import Target
+from tests.routing.gateways import endpoint
 
 CHAT = "/v1/chat/completions"
 RED, BLUE = adapter("red", "/a/red"), adapter("blue", "/a/blue")
@@ -162,8 +164,15 @@ def test_only_endpoints_that_keep_adapters_apart_take_a_request(
     assert [each.replica for each in lora.able(SPOTS, path, wanted)] == names
 
 
-def test_llamacpp_with_adapters_is_never_asked_where_it_would_mix_them_up() -> None:
-    assert [each.attached.lacks for each in SPOTS if each.attached] == [{"/v1/messages"}, frozenset(), frozenset()]
+@pytest.mark.parametrize("adapters", [(), ("red",)])
+def test_llamacpp_is_asked_for_chat_where_it_mixes_adapters_up_or_loses_events(
+    adapters: tuple[str, ...],
+) -> None:
+    def lacking(engine: str) -> set[str]:
+        place = endpoint(9, engine=engine, adapters=adapters, adapter_sources=adapters)
+        return Target(place, "k").lacks
+
+    assert [lacking(engine) for engine in ("llamacpp", "vllm", "sglang")] == [{"/v1/messages"}, set(), set()]
 
 
 def test_only_where_adapters_come_and_go_must_one_be_taken_into_use() -> None:
