@@ -21,7 +21,7 @@ from tests.nodes.fleets import NOW
 from tests.nodes.simulation import machine
 
 HOUR = timedelta(hours=1)
-TTL_S = 9.0
+TTL_S = 60.0
 
 
 def set_clock(by: timedelta) -> None:
