@@ -274,9 +274,9 @@ class Stream:
         """None for what this version does not understand; a command among that is answered so."""
         try:
             return protocol.decode_down(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             log.warning("A message of the control plane is not understood: %s", error)
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             number = msgspec.json.decode(raw, type=_Numbered).id
             self.put(Ack(id=number, ok=False, error="this agent does not know this command; upgrade it."))
         return None

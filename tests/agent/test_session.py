@@ -242,7 +242,8 @@ async def test_messages_that_this_version_does_not_know_do_no_harm(
 ) -> None:
     async with speaking(agent_settings):
         await eventually(lambda: control_plane.heartbeats)
-        for raw in ("not json", '{"type":"song"}', '{"type":"command","id":7,"body":{"type":"dance"}}'):
+        deep = '{"type":"command","id":6,"body":{"type":"fetch","source":"s","x":' + "[" * 50_000 + "]" * 50_000 + "}}"
+        for raw in ("not json", '{"type":"song"}', deep, '{"type":"command","id":7,"body":{"type":"dance"}}'):
             await control_plane.send_raw(raw)
         await eventually(lambda: control_plane.acks)
         count = len(control_plane.heartbeats)
