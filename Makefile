@@ -42,7 +42,7 @@ check: .venv/dev-ready
 	$(PY) docs/reference.py --check
 
 coverage: .venv/dev-ready
-	.venv/bin/coverage run -m pytest -q tests/tenants tests/catalog tests/nodes tests/routing tests/agent
+	.venv/bin/coverage run -m pytest -q tests/core tests/tenants tests/catalog tests/nodes tests/routing tests/agent
 	.venv/bin/coverage report
 
 bench: .venv/bench-ready

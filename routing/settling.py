@@ -94,7 +94,7 @@ def _explained(exchange: Exchange) -> Explained | None:
     """Nothing where nothing was decided: its own name, one endpoint, no wait, no failure."""
     served = exchange.served
     if served is None:
-        return None
+        return Explained(asked=exchange.name[:LONGEST_NAME]) if exchange.name else None
     asked = exchange.name if exchange.name != served.allowed_as else ""
     if not (asked or exchange.considered or exchange.failures or exchange.skipped or exchange.position):
         return None

@@ -248,6 +248,8 @@ async def test_a_published_model_without_an_endpoint_says_why_and_when_to_ask_ag
         assert (await gateway.http.get("/ready")).status_code == 503
         assert (await gateway.http.get("/v1/models/m", headers={"x-api-key": KEY})).status_code == 200
         assert error(await gateway.chat({"model": "n"}))["code"] == "model_unknown"
+        unknown = next(each for each in await gateway.records(2) if each.error_code == "model_unknown")
+        assert (unknown.model, unknown.explained and unknown.explained.asked) == ("", "n")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"model":"m","model":"m"}', b'{"model":"m","stream":"true"}', b"\xff"])
