@@ -8,21 +8,6 @@ from llmgw.config import Gateway
 class Bounds:
     """Sizes in bytes, times in seconds; what each means is said in llmgw.config.Gateway."""
 
-    __slots__ = (
-        "assumed_output_tokens",
-        "attempts",
-        "auth",
-        "body_limit_bytes",
-        "connect_timeout_s",
-        "fallback_after_s",
-        "first_byte_timeout_s",
-        "idle_timeout_s",
-        "on_demand_wait_s",
-        "queue_wait_s",
-        "stale_for_s",
-        "waiting_bytes",
-    )
-
     def __init__(self, settings: Gateway) -> None:
         self.auth = settings.auth
         self.body_limit_bytes = settings.body_limit_bytes

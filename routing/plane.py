@@ -93,7 +93,7 @@ class Plane:
         """Whether it serves with no store at all: nobody's key is looked at, and where to send is in the settings."""
         self._mark = secrets.token_hex(8)
         self._number = 0
-        self._series = ""
+        self._series = f"req-{self._mark}-{0:05x}"
         """What ids have in common until the last digits of their count have come round."""
 
     def next_id(self) -> str:
@@ -101,7 +101,7 @@ class Plane:
         store's index writes together."""
         self._number += 1
         low = self._number & LOW
-        if low == 0 or not self._series:
+        if low == 0:
             self._series = f"req-{self._mark}-{self._number >> LOW_BITS:05x}"
         return self._series + _DIGITS[low]
 
