@@ -22,9 +22,11 @@ USERS = 50
 
 
 def users(now: datetime) -> tuple[UserLine, ...]:
-    """Who uses the cluster and which models, the busiest first. One query."""
+    """Who uses the cluster and which models, the busiest first. One query, whose cost does not grow with the table:
+    with a time on one side alone SQLite looks through the requests of all projects. Clocks differ by less than that."""
+    lately = Usage.objects.filter(at__gte=now - LATELY, at__lt=now + LATELY)
     groups = (
-        Usage.objects.filter(at__gte=now - LATELY, project__isnull=False)
+        lately.filter(project__isnull=False)
         .values("project_id", "project__name", "project__team__name", "model")
         .annotate(requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens"))
         .order_by(F("requests").desc(), "project__name", "project_id", "model")[:USERS]

@@ -16,7 +16,7 @@ from nodes import alerts, totals
 from nodes.alerts import Alert
 from nodes.holdings import in_use
 from nodes.idle import IdleLine, idle
-from nodes.lines import ModelLine, NodeLine, ReplicaLine, in_order, model_lines, node_lines, replica_lines
+from nodes.lines import ModelLine, NodeLine, ReplicaLine, model_lines, node_lines, replica_lines
 from nodes.state import Backoff, Cluster, Replica
 from nodes.totals import CapacityLine, QuotaLine
 from nodes.wholes import WholeLine, wholes
@@ -104,7 +104,6 @@ def summarise(
 ) -> Summary:
     """The lines that a person reads, in a settled order: nodes and models by name, replicas by model and age. `used`:
     when requests for models last ended."""
-    replicas = in_order(cluster)
     nodes = sorted(cluster.nodes, key=lambda node: node.name)
     held: dict[str, list[Backoff]] = defaultdict(list)
     for backoff in cluster.backoffs:
@@ -119,11 +118,11 @@ def summarise(
             *alerts.of_teams(cluster),
             *alerts.of_certificates(certified, now),
         ),
-        capacity=totals.capacity(nodes, replicas, taken),
+        capacity=totals.capacity(nodes, cluster.replicas, taken),
         fabrics=wholes(nodes, {node: used.cards for node, used in taken.items()}),
         quotas=totals.quotas(cluster),
         users=users,
-        in_flight=_flight(replicas),
+        in_flight=_flight(cluster.replicas),
         idle=idle(cluster, used, now),
         nodes=node_lines(cluster, taken),
         models=models,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
@@ -33,6 +35,17 @@ def test_who_uses_the_cluster_is_told_by_project_and_model_the_busiest_first(
         UserLine(research.pk, "evals", "Research", "big", 1, 12 / 5),
     )
     assert snapshot.current_summary(now).users == found
+
+
+def test_who_uses_the_cluster_is_read_from_the_last_minutes_alone() -> None:
+    """Not from all requests that a project ever made."""
+    with CaptureQueriesContext(connection) as queries:
+        asides.users(timezone.now())
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {queries.captured_queries[0]['sql']}")
+            steps = [row[3] for row in cursor.fetchall() if "tenants_usage" in row[3]]
+        assert [step.partition("(")[2] for step in steps] == ["at>? AND at<?)"]
 
 
 def test_no_more_users_are_listed_than_a_page_can_show() -> None:
