@@ -94,6 +94,6 @@ def key_first_call(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _first_call(key: Key) -> dict[str, object]:
     call = usage.first_call(key)
-    answered = call is not None and call.status < usage.FAILED_FROM
+    answered = call is not None and call.status < usage.UNANSWERED_FROM
     age_s = (timezone.now() - key.made_at).total_seconds()
     return {"call": call, "answered": answered, "watching": not answered and age_s < WAIT_S}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from catalog.models import Model
 from nodes.models import Node, NodeState, Replica, Wanted
 from tenants.models import Key, Project, Usage, User
-from tenants.usage import FAILED_FROM
+from tenants.usage import UNANSWERED_FROM
 
 MODELS_SHOWN = 200
 
@@ -79,7 +79,7 @@ def example_model(models: Iterable[Served], allowed: Iterable[str] = ()) -> str:
 def steps(user: User) -> tuple[Step, ...]:
     """The checklist of someone new (WEB-13). Members see what they can do themselves. At most four queries."""
     made_key = Key.objects.visible_to(user).exists()
-    called = Usage.objects.visible_to(user).filter(status__lt=FAILED_FROM).exists()
+    called = Usage.objects.visible_to(user).filter(status__lt=UNANSWERED_FROM).exists()
     own = (
         Step(made_key, "Make a key", "Programs sign in with it.", "key-make", "New key"),
         Step(called, "Make the first call", "Copy the request on this page.", "request-list", "Requests"),

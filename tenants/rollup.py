@@ -15,9 +15,9 @@ from tenants.limit_models import UsageSlot
 from tenants.limits import Budget, Subject
 from tenants.models import Project
 from tenants.periods import bounds
+from tenants.usage import FAILED_FROM
 
 SLOT_S = 900
-FAILED_FROM = 400
 NAMED_AT_ONCE = 500
 """Up to so many projects and keys are asked for by number; beyond that all are summed, and who matters is picked."""
 

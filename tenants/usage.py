@@ -14,7 +14,8 @@ from tenants.models import Key, Project, Usage, UsageSlot, User
 
 PAGE = 100
 QUARTER = timedelta(minutes=15)
-FAILED_FROM = 400
+UNANSWERED_FROM, FAILED_FROM = 400, 500
+"""Between them a request was refused, or its client left."""
 Cursor = tuple[datetime, int]
 """Place of a row in the order of time: when it ended, and its id among those that ended together."""
 
@@ -89,9 +90,9 @@ def today_by_project(now: datetime, user: User, *, limit: int = 50) -> tuple[Pro
 
 
 def first_call(key: Key) -> Usage | None:
-    """The first answered call of a key, else its latest failed one, else None. At most two queries."""
+    """The first answered call of a key, else its latest other one, else None. At most two queries."""
     calls = key.usage.order_by("at", "pk")
-    return calls.filter(status__lt=FAILED_FROM).first() or calls.last()
+    return calls.filter(status__lt=UNANSWERED_FROM).first() or calls.last()
 
 
 def page(rows: QuerySet[Usage], *, before: str = "", size: int = PAGE) -> Page:

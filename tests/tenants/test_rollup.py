@@ -136,7 +136,7 @@ def test_several_writers_at_once_lose_nothing_and_wait_for_nobody_for_ever() -> 
     assert not any(thread.is_alive() for thread in threads)
     wanted = Usage.objects.values("project", "key").annotate(
         n=Count("pk"),
-        bad=Count("pk", filter=Q(status__gte=400)),
+        bad=Count("pk", filter=Q(status__gte=500)),
         prompt=Sum("prompt_tokens"),
         money=Sum("cost"),
         free=Count("pk", filter=Q(cost=None)),

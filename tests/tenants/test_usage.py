@@ -53,6 +53,17 @@ def test_projects_are_summed_for_those_who_may_see_them(django_assert_num_querie
 
 
 @pytest.mark.django_db
+def test_a_refused_request_and_one_whose_client_left_have_not_failed() -> None:
+    key, _ = factories.make_key()
+    for status in (200, 400, 429, 499, 500, 503):
+        rows.make_usage(1, key=key, ended=NOW, status=status)
+    rollup.add([of(key, at=NOW.timestamp(), status=status) for status in (200, 400, 429, 499, 500, 503)])
+    assert usage.today(NOW).failed == 2
+    (line,) = usage.today_by_project(NOW, rows.make_operator())
+    assert (line.totals.requests, line.totals.failed) == (6, 2)
+
+
+@pytest.mark.django_db
 def test_the_first_call_is_the_first_that_was_answered() -> None:
     key, _ = factories.make_key()
     assert usage.first_call(key) is None
