@@ -322,6 +322,16 @@ def test_nothing_is_evicted_for_a_team_that_may_hold_no_more() -> None:
     assert evicted(serving(OLD, "one-0"), models=(OLD, wanted), quotas={"t": {"h100-80g": 0}}) == []
 
 
+def test_what_would_only_widen_a_quota_is_not_evicted() -> None:
+    """The team's own idle replica holds its quota: the place of one that has been idle for longer does not help."""
+    mine, wanted = replace(a_model("mine"), team="t"), replace(WANTED, team="t")
+    nodes = (*ONE_SLOT, machine("two", cards=1))
+    statuses = (*ASKED, Status("mine", demand_at=NOW - timedelta(minutes=4)))
+    replicas = (serving(OLD, "one-0"), serving(mine, "two-0", node="two"))
+    models, quotas = (OLD, mine, wanted), {"t": {"h100-80g": 1}}
+    assert evicted(*replicas, models=models, nodes=nodes, statuses=statuses, quotas=quotas) == ["mine-1"]
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[Simulation, tuple[spec.Model, ...]]:
     nodes = tuple(machine(name, cards=draw(st.integers(1, 4)), fabric="ib") for name in ("a", "b", "c"))
