@@ -136,9 +136,12 @@ def _machines() -> datetime:
         told = protocol.NodeLoad(load_1m=number / 10, cpu_percent=number % 100, memory_used_bytes=10**11, gpus=readings)
         node.inventory, node.load = msgspec.to_builtins(machine(number)), msgspec.to_builtins(told)
         node.last_seen_at = now
+        node.address = f"10.0.{number // 250}.{number % 250}"
         node.state = {17: "lost", 18: "unreachable"}.get(number % 200, "ready")
         node.cordoned_at = now if number % 100 == 19 else None
-    Node.objects.bulk_update(nodes, ["inventory", "load", "last_seen_at", "state", "cordoned_at"], batch_size=100)
+    Node.objects.bulk_update(
+        nodes, ["inventory", "load", "last_seen_at", "address", "state", "cordoned_at"], batch_size=100
+    )
     Event.objects.bulk_create(
         (
             Event(
