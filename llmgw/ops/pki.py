@@ -57,6 +57,11 @@ class Authority:
         """Its own certificate, which agents trust."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
+    @property
+    def ends_at(self) -> datetime:
+        """Nothing that it signs holds for longer."""
+        return self._certificate.not_valid_after_utc
+
     def issue_node(self, node: str) -> Issued:
         """A client certificate whose common name is the node id."""
         return self._issue(node, (x509.DNSName(node),), ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -102,7 +107,7 @@ class Authority:
     ) -> tuple[x509.Certificate, datetime]:
         """A certificate, and when it ends."""
         now = datetime.now(UTC)
-        expires_at = min(now + timedelta(days=LEAF_DAYS), self._certificate.not_valid_after_utc)
+        expires_at = min(now + timedelta(days=LEAF_DAYS), self.ends_at)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         signed = (
             _builder(subject, self._certificate.subject, key, self._key.public_key(), now, expires_at)
@@ -223,9 +228,13 @@ def renew_server(directory: Path) -> bool:
     if not holds_key(directory) or not (directory / SERVER_CERT).exists():
         return False
     names, expires_at = _held(directory / SERVER_CERT)
-    if expires_at - datetime.now(UTC) > RENEW_WITHIN and _is_pair(directory):
+    is_pair = _is_pair(directory)
+    if expires_at - datetime.now(UTC) > RENEW_WITHIN and is_pair:
         return False
-    _serve(open_existing(directory), names)
+    authority = open_existing(directory)
+    if is_pair and expires_at >= authority.ends_at:  # another would end no later, and be due again at once
+        return False
+    _serve(authority, names)
     return True
 
 

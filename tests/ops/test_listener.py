@@ -61,6 +61,16 @@ def test_one_that_holds_for_longer_stays_and_so_does_one_that_nobody_here_can_re
         assert shown(tmp_path / each) == before
 
 
+def test_one_that_ends_with_its_authority_is_not_made_anew_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pki, "AUTHORITY_DAYS", 20)
+    made(tmp_path)
+    before = shown(tmp_path)
+    assert not pki.renew_server(tmp_path)
+    assert shown(tmp_path) == before
+
+
 @pytest.mark.parametrize("days", [29, pki.LEAF_DAYS])
 def test_up_renews_it_too(tmp_path: Path, days: int) -> None:
     made(tmp_path / "data" / "authority", days=days)
