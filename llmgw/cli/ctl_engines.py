@@ -26,9 +26,10 @@ def engine_build(
             done = server.send("PUT", f"{path}/{quote(engine, safe='')}", {"build": build})
             _show(done, json, lambda line: _print(node, [line]))
             return
-        found = [line for line in server.get(path) if engine in (None, line["engine"])]
+        lines = server.get(path)
+        found = [line for line in lines if engine in (None, line["engine"])]
         if not found:
-            known = ", ".join(line["engine"] for line in server.get(path))
+            known = ", ".join(line["engine"] for line in lines)
             raise client.CtlError(f"There is no engine {engine}; known: {known}.", client.UNASKED)
         _show(found, json, lambda lines: _print(node, lines))
 
