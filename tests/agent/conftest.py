@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -43,6 +47,28 @@ async def eventually(holds: Callable[[], object], *, limit_s: float = 60.0, what
     while not holds():
         assert monotonic() < end, f"not within {limit_s} s: {what}"
         await asyncio.sleep(0.02)
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """Says nothing, also when a client leaves in the middle of an answer."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().handle()
+
+
+@contextmanager
+def serving(server: http.server.ThreadingHTTPServer) -> Iterator[None]:
+    server.daemon_threads = True
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
 
 
 class ControlPlane:

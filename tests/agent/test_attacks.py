@@ -6,11 +6,9 @@ That a control plane chooses what runs is no fault. Leaving the work directory i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import http.server
 import shutil
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -31,7 +29,7 @@ from agent.process import identify
 from agent.protocol import Ack, Adapter, Command, Fetch, InstallEngine, Running, ShardSpec, ShardState, StartShard
 from agent.weights import FetchError, Weights
 from nodes import intake
-from tests.agent.conftest import AgentTask, ControlPlane, eventually, spec
+from tests.agent.conftest import AgentTask, ControlPlane, Quiet, eventually, serving, spec
 from tests.factories import inventory
 from tests.nodes.test_stream import a_register
 
@@ -200,7 +198,7 @@ async def test_errands_that_heartbeats_could_not_tell_are_refused(tmp_path: Path
 
 
 # --- what it is told to fetch ----------------------------------------------------------------------------------------
-class Hostile(http.server.BaseHTTPRequestHandler):
+class Hostile(Quiet):
     def do_GET(self) -> None:
         where = {"/file": "file:///etc/shadow", "/loop": "/loop", "/odd": "http://[::1/x", "/gopher": "gopher://x/y"}
         where |= {"/port": "http://127.0.0.1:99999/x"}
@@ -218,25 +216,14 @@ class Hostile(http.server.BaseHTTPRequestHandler):
         while True:
             self.wfile.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().handle()
-
 
 @pytest.fixture
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(weights, "RETRY_S", 0.01)
     monkeypatch.setattr(weights, "PROGRESS_S", 0.01)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("path", ["/file", "/loop", "/odd", "/port", "/gopher", "/bomb"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import http.server
@@ -11,14 +10,13 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent import files, uv, weights
 from agent.protocol import Progress
 from agent.weights import FetchError, Weights
-from tests.agent.conftest import SMOLLM2, eventually
+from tests.agent.conftest import SMOLLM2, Quiet, eventually, serving
 
 CONTENT = b"GGUF" + bytes(range(256)) * 16384
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -26,8 +24,6 @@ SHA = hashlib.sha256(CONTENT).hexdigest()
 
 class Store(http.server.ThreadingHTTPServer):
     """Serves CONTENT. `cut_after`: bytes after which the connection drops, that often as `cuts`."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -46,7 +42,7 @@ class Store(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/dir/model.gguf"
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
+class Answer(Quiet):
     server: Store
 
     def do_GET(self) -> None:
@@ -77,23 +73,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return
         self.wfile.write(content[start:])
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().handle()
-
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(weights, "RETRY_S", 0.01)
-    with Store() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = Store()
+    with serving(server):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def nobody(progress: Progress) -> None:
