@@ -60,7 +60,9 @@ class Credentials:
 
     def keep_certificate(self, certificate: str) -> bool:
         """Whether the answer to that is what comes next; if not, the log says why."""
-        assert self._renewal
+        if self._renewal is None:
+            log.error("The control plane sent a certificate, which this agent never asked for: it has a token")
+            return False
         try:
             until = self._renewal.keep(certificate)
         except (NotKept, OSError) as error:

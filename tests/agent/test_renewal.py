@@ -202,6 +202,8 @@ async def test_what_a_control_plane_answers_is_said_and_the_stream_goes_on(
         await eventually(lambda: len(control_plane.requests) > 1)
         await control_plane.send_raw('{"type":"not_renewed","reason":"no key here"}')
         await eventually(lambda: "The certificate is not renewed: no key here" in caplog.text)
+        await control_plane.send_raw('{"type":"certificate","certificate":"unasked"}')
+        await eventually(lambda: "which this agent never asked for" in caplog.text)
         count = len(control_plane.heartbeats)
         await eventually(lambda: len(control_plane.heartbeats) > count)
     assert control_plane.requests[0].request == "a request"
