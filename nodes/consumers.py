@@ -83,6 +83,14 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.stops: dict[tuple[str, int], int] = {}
         """Shards that were told to stop and not called ended yet, each with the command; 0 once that is answered."""
         self.written_at = 0.0
+        self.ended = False
+        """Whether either side has closed it."""
+
+    async def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """Once: servers take a second close, or one after the agent's, for a fault of ours."""
+        if not self.ended:
+            self.ended = True
+            await super().close(code, reason)
 
     async def dispatch(self, message: dict[str, Any]) -> None:
         async with self._boundary():
@@ -122,6 +130,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         self.deadline = asyncio.create_task(self._register_late())
 
     async def disconnect(self, code: int) -> None:
+        self.ended = True
         if self.deadline:
             self.deadline.cancel()
         if self.sender:
@@ -129,7 +138,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self.node and self.registered:
             log.info("Node %s: its stream ended (%s)", self.node.name, code)
             forget_cards(self.node.name, self.connection)
-            await database_sync_to_async(actions.leave)(node=self.node.name, connection=self.connection)
+            async with self._boundary():  # its caller ends the consumer after this
+                await database_sync_to_async(actions.leave)(node=self.node.name, connection=self.connection)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         if self.node is None:

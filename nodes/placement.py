@@ -114,9 +114,10 @@ def quota_fault(model: spec.Model, profile: spec.Profile, ground: Ground | Witho
     if total + asked <= limit:
         return ""
     by = ": " + ", ".join(f"{name} {count}" for name, count in sorted(mine.items())) if mine else ""
+    step = "Stop one of its replicas, or" if mine else "Raise it"
     return (
         f"team {model.team} may hold {limit} {profile.gpu_class} and holds {total}{by}; this needs {asked} more. "
-        f"Stop one of its replicas, or: llmgw ctl quota set {model.team} {profile.gpu_class} {total + asked}"
+        f"{step}: llmgw ctl quota set {model.team} {profile.gpu_class} {total + asked}"
     )
 
 

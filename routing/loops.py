@@ -224,7 +224,8 @@ class Loops:
 
     async def report_loads(self) -> None:
         """Tell the control plane what this gateway sees of each replica, where that changed; of one that is drained
-        each time, since its end waits for it."""
+        each time, since its end waits for it. While the store is away all are news, so that it is asked whether it
+        is back."""
         now = time.monotonic()
         table = self.plane.table
         rows = [LoadRow(target.replica, target.in_flight, None, None, None) for target in table.leaving]
@@ -233,7 +234,7 @@ class Loops:
         for target in known.values():
             row = LoadRow(target.replica, target.in_flight, target.running, target.waiting, target.kv_used)
             kept = self._loads.get(target.replica)
-            if kept is None or kept[0] != row or now - kept[1] >= LOADS_AT_LEAST_S:
+            if kept is None or kept[0] != row or now - kept[1] >= LOADS_AT_LEAST_S or "load" in self._away:
                 rows.append(row)
         if rows:
             await self._write(self.store.save_loads, self.gateway, rows)

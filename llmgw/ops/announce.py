@@ -95,10 +95,8 @@ def tell(settings: Settings, first: prepare.First, *, model: str | None = None, 
         print(f"Pages at {base}/; nothing answers at {base}/v1 yet: {why_not}{end}{reachable(settings)}")
     password = settings.secrets_dir / prepare.PASSWORD_FILE
     if first.sign_in_path:
-        print(
-            f"Sign in first: {base}{first.sign_in_path} (once, within an hour; "
-            f"the password of {first.admin} is in {password})"
-        )
+        kept = f"; the password of {first.admin} is in {password}" if first.password else ""
+        print(f"Sign in first: {base}{first.sign_in_path} (once, within an hour{kept})")
     else:
         print(f"Sign in: {base}/sign-in/ as {first.admin}" + (f" (password in {password})" if first.password else ""))
     if first.project_key:

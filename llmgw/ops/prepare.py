@@ -181,10 +181,8 @@ def migrate(config: Path | None) -> int:
     write_ctl_file(settings.base_url)
     print(f"The store is up to date. Administrator: {first.admin}.")
     if first.sign_in_path:
-        print(
-            f"Sign in first: {settings.base_url}{first.sign_in_path} (one hour), or with the password in "
-            f"{settings.secrets_dir / PASSWORD_FILE}"
-        )
+        password = f", or with the password in {settings.secrets_dir / PASSWORD_FILE}" if first.password else ""
+        print(f"Sign in first: {settings.base_url}{first.sign_in_path} (one hour){password}")
     if first.project_key:
         print(f"First project key, shown once: {first.project_key}")
     return 0

@@ -330,7 +330,9 @@ def test_a_teams_quota_turns_every_node_down_and_says_who_holds_what() -> None:
 
 def test_a_quota_that_nothing_is_held_of_says_so() -> None:
     found = answer(FOUR, node(), team="red", quotas={"red": {CLASS: 3}})
-    assert why(found)["a"].startswith("team red may hold 3 h100-80g and holds 0; this needs 4 more")
+    assert why(found)["a"] == (
+        "team red may hold 3 h100-80g and holds 0; this needs 4 more. Raise it: llmgw ctl quota set red h100-80g 4"
+    )
     nowhere = answer(FOUR, team="red", quotas={"red": {CLASS: 3}})
     assert list(why(nowhere)) == [""]
 

@@ -431,6 +431,22 @@ async def test_a_store_that_is_full_is_said_in_one_line(
     assert "Traceback" not in caplog.text
 
 
+async def test_a_store_that_is_away_when_a_stream_ends_is_said_and_nothing_is_sent_any_more(
+    token: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: Any) -> None:
+        raise OperationalError("the server closed the connection")
+
+    monkeypatch.setattr(actions, "leave", fail)
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+        await link.send_input({"type": "websocket.disconnect", "code": 1006})
+        await link.wait(LIMIT_S)  # the consumer has ended by itself
+        assert link.output_queue.empty()
+    assert "the store cannot be used (the server closed the connection)" in caplog.text
+
+
 async def test_a_register_that_never_comes_is_not_waited_for(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "REGISTER_WITHIN_S", 0.05)
     async with connected(token) as link:

@@ -89,6 +89,16 @@ def test_a_key_is_forgotten_once_it_was_shown(tmp_path: Path, capsys: pytest.Cap
     assert "OPENAI_API_KEY=sk-x" in key
 
 
+@pytest.mark.parametrize("password", [None, "p"])
+def test_a_password_is_named_only_where_its_file_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], password: str | None
+) -> None:
+    announce.tell(Settings(data_dir=tmp_path), first(sign_in_path="/first/x/", password=password))
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("Sign in first: ")
+    assert (prepare.PASSWORD_FILE in line) == bool(password)
+
+
 def test_who_can_come_in_is_said_unless_nobody_else_can() -> None:
     assert announce.reachable(Settings()) == ""
     everywhere = announce.reachable(Settings(listen=Listen(host="0.0.0.0", port=9000)))

@@ -151,6 +151,23 @@ async def test_a_store_that_takes_no_usage_but_answers_is_said_once_and_serving_
         assert "finished requests wait in the journal" in said[0]
 
 
+async def test_a_store_that_is_away_has_not_answered_again_because_there_was_nothing_to_tell_it(
+    start: Start, engine: MockEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start(contents(endpoint(engine.port))) as gateway:
+        loops = gateway.gateway.loops
+        assert loops is not None
+        await loops.report_loads()
+        loops._away.add("load")
+        gateway.store.away = True
+        with caplog.at_level("INFO"):
+            await loops._guard("load", loops.report_loads())
+            assert "answers again (load)" not in caplog.text
+            gateway.store.away = False
+            await loops._guard("load", loops.report_loads())
+            assert "answers again (load)" in caplog.text
+
+
 async def test_stopping_ends_streams_with_an_error_and_loses_no_record(start: Start, engine: MockEngine) -> None:
     store = MemoryStore(contents(endpoint(engine.port)))
     async with start(store) as gateway:
