@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from typer.core import TyperGroup
 
 from llmgw.cli import client, ctl_show
 from tenants.keys import PREFIX_LENGTH
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
 
-app = typer.Typer(help="Look at a control plane and change it, over its API.", no_args_is_help=True)
+
+class Reaching(TyperGroup):
+    """Its options are taken after its commands too, where people put them; the help of each does not repeat them."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        late = [copy.copy(option) for option in self.params if option.name in ("url", "token_file")]
+        for option in late:
+            option.__dict__.update(hidden=True, expose_value=False, callback=_given_late)
+        groups: list[Any] = [self]
+        for group in groups:
+            for command in group.commands.values():
+                command.params.extend(late)
+                groups += [command] if hasattr(command, "commands") else []
+
+
+app = typer.Typer(
+    help="Look at a control plane and change it, over its API. Each command takes --url and --token-file, too.",
+    no_args_is_help=True,
+    cls=Reaching,
+)
 models_app = typer.Typer(help="The catalog: what is served, and how it can run.", invoke_without_command=True)
 keys_app = typer.Typer(help="Project keys.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
@@ -43,6 +65,11 @@ class Target:
 def target(ctx: typer.Context, url: Url = None, token_file: TokenFile = None) -> None:
     """Without options: the control plane that `llmgw up` runs with ./data or LLMGW_DATA_DIR."""
     ctx.obj = Target(url, token_file)
+
+
+def _given_late(ctx: typer.Context, option: Any, value: str | Path | None) -> None:
+    if value is not None:
+        ctx.obj = replace(ctx.obj, **{option.name: value})
 
 
 def _server(ctx: typer.Context) -> AbstractContextManager[client.Client]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llmgw.cli import client, ctl
+from llmgw.cli import client, ctl, main
 from llmgw.cli.client import CtlError, Server, find
 
 TOKEN = "at-" + "x" * 43
@@ -103,6 +103,8 @@ class Strange(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    do_POST = do_GET
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -160,6 +162,22 @@ def test_every_answer_ends_in_a_sentence_and_an_exit_code(
     assert words in done.stderr
     assert TOKEN not in done.stderr
     assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["status", "models export", "models", "model adapters list m", "cordon box", "quota list", "usage", "cert list"],
+)
+def test_where_to_ask_may_be_said_before_a_command_and_after_it(strange: list[str], command: str) -> None:
+    nobody = ["--url", "http://127.0.0.1:9", "--token-file", "/dev/null"]
+    said = command.split()
+    for words in ([*strange, *said], [*said, *strange], [*nobody[2:], *said, *strange]):
+        Strange.answers = [(418, b"")]
+        done = CliRunner().invoke(main.app, ["ctl", *words])
+        assert "HTTP 418" in done.stderr, (words, done.stderr)
+    first, *rest = said
+    done = CliRunner().invoke(main.app, ["ctl", first, *strange, *rest, *nobody[:2]])
+    assert "http://127.0.0.1:9" in done.stderr, "what is said last counts"
 
 
 def test_where_nobody_listens_the_next_step_is_said(tmp_path: Path) -> None:
