@@ -141,11 +141,10 @@ class Client:
             sent = {"json": body}
         try:
             answer = self.http.request(method, f"{self.server.url}/api/v1/{path}", params=values, **sent)
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if "CERTIFICATE" in str(error).upper():
                 raise CtlError(f"The certificate of {self.server.url} is not trusted: {error}.", UNASKED) from None
-            text = f"No llmgw answers at {self.server.url}. Start it with: llmgw up"
-            raise CtlError(text, UNASKED) from None
+            raise CtlError(_nobody(self.server.url, error), UNASKED) from None
         except httpx.TimeoutException:
             raise CtlError(
                 f"{self.server.url} did not answer within {TIMEOUT_S:.0f} s. Try again, or look at its log.", UNASKED
@@ -191,6 +190,20 @@ def _nothing(path: str) -> str:
     return ""
 
 
+def _nobody(url: str, error: Exception) -> str:
+    if _is_here(url):
+        start = "llmgw up; where its parts run one by one: llmgw server run web"
+        return f"No llmgw answers at {url}. Start it with: {start}"
+    return (
+        f"No llmgw answers at {url} ({error}). Correct --url or LLMGW_URL if that is not its address; "
+        "else see whether `llmgw server run web` or `llmgw up` runs there and listens on it."
+    )
+
+
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
 def _foreign(answer: httpx.Response, url: str) -> CtlError:
     text = f"{url} answers like something else than llmgw (HTTP {answer.status_code}). Check --url."
     return CtlError(text, UNASKED)
@@ -211,10 +224,9 @@ def connect(url: str | None, token_file: Path | None) -> Iterator[Client]:
         server = find(url, token_file)
         import httpx
 
-        local = urlsplit(server.url).hostname in ("127.0.0.1", "localhost", "::1")
         headers = {"Authorization": f"Bearer {server.token}", "User-Agent": "llmgw-ctl", "Accept": "*/*"}
         # A proxy of the environment has no business between this machine and itself.
-        with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=not local) as http:
+        with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=not _is_here(server.url)) as http:
             yield Client(server, http)
     except CtlError as error:
         from llmgw.cli.ctl_show import clean

@@ -185,4 +185,18 @@ def test_where_nobody_listens_the_next_step_is_said(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
     named = keep(tmp_path / "token", url=url, token=TOKEN)
     done = CliRunner().invoke(ctl.app, ["--token-file", str(named), "status"])
-    assert (done.exit_code, done.stderr) == (2, f"llmgw: No llmgw answers at {url}. Start it with: llmgw up\n")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"llmgw: No llmgw answers at {url}. Start it with: llmgw up; where its parts run one by one: "
+        "llmgw server run web\n",
+    )
+
+
+def test_of_another_host_the_address_is_named_and_what_to_look_at_there(tmp_path: Path) -> None:
+    url = "http://127.0.0.2:9"
+    named = keep(tmp_path / "token", url=url, token=TOKEN)
+    done = CliRunner().invoke(ctl.app, ["--token-file", str(named), "status"], env={"NO_PROXY": "*"})
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"llmgw: No llmgw answers at {url} ([Errno ")
+    assert "Correct --url or LLMGW_URL" in done.stderr
+    assert "Start it" not in done.stderr
