@@ -34,6 +34,12 @@ def redact(text: str) -> str:
 
 
 class ConsoleLine(logging.Formatter):
+    """What is said stays on one line, also where it quotes more (databases' errors do); a traceback has its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        return " ".join(line.strip() for line in text.splitlines()) if "\n" in text else text
+
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         ids = "".join(f" {name}={value}" for name, value in context.get().items())

@@ -35,6 +35,20 @@ def test_text_from_outside_moves_no_cursor_and_forges_no_colour() -> None:
     assert "evil" in line
 
 
+def test_a_message_stays_on_one_line_whatever_it_quotes_and_a_traceback_keeps_its_own() -> None:
+    try:
+        raise OSError("refused\n\tIs the server running?")
+    except OSError as error:
+        said = record(f"The store does not answer ({error})\n12:00:00 web     forged\n")
+        line = logs.ConsoleLine("%(message)s").format(said)
+        said.exc_info = type(error), error, error.__traceback__
+        with_traceback = logs.ConsoleLine("%(message)s").format(said)
+    assert line.endswith("The store does not answer (refused Is the server running?) 12:00:00 web     forged")
+    assert "\n" not in line
+    assert with_traceback.splitlines()[0] == line
+    assert with_traceback.splitlines()[1] == "Traceback (most recent call last):"
+
+
 def test_json_lines_carry_the_ids_of_the_context() -> None:
     token = logs.context.set({"request": "r1"})
     line = json.loads(logs.JsonLine().format(record("engine failed")))
