@@ -13,12 +13,12 @@ FULL = ("disk is full", "No space left", "could not extend file")
 
 
 def sentence(error: BaseException | None) -> str | None:
-    """Why, and what to do; None where the store is not at fault."""
+    """Why, and what to do, as true of what is looked at as of what is changed; None where the store is not at fault."""
     if not isinstance(error, OperationalError | InterfaceError):
         return None
     if any(word in str(error) for word in FULL):
-        return "The disk of the store is full, so nothing was changed. Free space there, then try again."
-    return "The store cannot be used now, so nothing was changed. Try again; if it stays, the server's log says why."
+        return "The disk of the store is full, so this could not be done. Free space there, then try again."
+    return "The store cannot be used now, so this could not be done. Try again; if it stays, the server's log says why."
 
 
 def page(request: HttpRequest) -> HttpResponse:

@@ -39,9 +39,9 @@ def asked() -> tuple[int, Client]:
 @pytest.mark.parametrize(
     ("fault", "status", "says"),
     [
-        (FULL, 503, "The disk of the store is full, so nothing was changed. Free space there, then try again."),
-        (AWAY, 503, "The store cannot be used now, so nothing was changed."),
-        (InterfaceError("the connection is closed"), 503, "The store cannot be used now, so nothing was changed."),
+        (FULL, 503, "The disk of the store is full, so this could not be done. Free space there, then try again."),
+        (AWAY, 503, "The store cannot be used now, so this could not be done."),
+        (InterfaceError("the connection is closed"), 503, "The store cannot be used now, so this could not be done."),
         (DataError("out of range"), 500, "Something failed here."),
     ],
     indirect=["fault"],
@@ -67,8 +67,9 @@ def test_pages_say_what_the_store_lacks(fault: Exception, status: int, says: str
     assert says in answer.content.decode()
 
 
+@pytest.mark.parametrize("path", ["/keys/", "/api/v1/summary"])
 async def test_a_store_that_does_not_even_tell_who_asks_is_said_to_be_at_fault(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     def away(*_: object) -> None:
         raise AWAY
@@ -76,9 +77,11 @@ async def test_a_store_that_does_not_even_tell_who_asks_is_said_to_be_at_fault(
     monkeypatch.setattr("django.contrib.sessions.backends.db.SessionStore.load", away)
     client = AsyncClient(raise_request_exception=False)
     client.cookies["llmgw_session"] = "x" * 32
-    answer = await client.get("/keys/")
+    answer = await client.get(path)
     assert answer.status_code == 503
-    assert "The store cannot be used now" in answer.content.decode()
+    text = answer.content.decode()
+    assert "The store cannot be used now, so this could not be done." in text
+    assert "changed" not in text, "nobody who looks wants to change"
 
 
 def test_other_faults_are_not_the_stores() -> None:
