@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -92,6 +93,7 @@ def agent(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable inventory.")] = False,
 ) -> None:
     """Run this machine's node agent."""
+    os.environ.setdefault("LLMGW_PROCESS", "agent")  # before its log, which tells what writes
     from agent import main as node
 
     match action:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from llmgw.ops import sqlite_store
 
 if TYPE_CHECKING:
     from llmgw.config import Settings
 
+log = logging.getLogger(__name__)
+
+STARTUP_FAILURE = 3
+"""Uvicorn's exit code for it."""
 ROLES = {
     "serve": "gateway,web",
     "gateway": "gateway",
@@ -42,7 +49,7 @@ def run(
     settings = current()
     with sqlite_store.claim(settings, role):
         if role in ("worker", "beat"):
-            return _celery(role)
+            return _celery(role, settings)
         os.environ["LLMGW_ROLES"] = ROLES[role]
         if role == "agents":
             return _agents(settings)
@@ -76,14 +83,15 @@ def cannot_listen(host: str, port: int, error: OSError) -> str:
 
 def _uvicorn(host: str, port: int, processes: int) -> int:
     import uvicorn
+    from uvicorn.supervisors import Multiprocess
 
     from agent import protocol
 
-    uvicorn.run(
+    config = uvicorn.Config(
         "llmgw.asgi:application",
         host=host,
         port=port,
-        workers=processes if processes > 1 else None,
+        workers=processes,
         loop="uvloop",
         http="routing.edge:GatewayProtocol",
         ws="websockets-sansio",
@@ -96,8 +104,40 @@ def _uvicorn(host: str, port: int, processes: int) -> int:
         backlog=4096,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
+        callback_notify=Once(where(os.environ["LLMGW_ROLES"], host, port)),
     )
-    return 0
+    if processes > 1:
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
+        return 0
+    config.load_app()
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    return 0 if server.started else STARTUP_FAILURE
+
+
+class Once:
+    """Uvicorn calls it as soon as it accepts connections, in each process, and every half minute from then on."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.said = text, False
+
+    async def __call__(self) -> None:
+        if not self.said:
+            log.info("%s", self.text)
+        self.said = True
+
+
+def where(roles: str, host: str, port: int) -> str:
+    """What a process with these roles serves there, for its log."""
+    at = f"{'https' if roles == 'agents' else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    what = {
+        "gateway,web": f"pages at {at}/ and the OpenAI API at {at}/v1",
+        "gateway": f"the OpenAI API at {at}/v1",
+        "web": f"pages, API and agents at {at}/",
+        "agents": f"agents with certificates at {at}",
+    }
+    return f"Serves {what[roles]}"
 
 
 def exposed_to(settings: Settings) -> str:
@@ -105,6 +145,14 @@ def exposed_to(settings: Settings) -> str:
     from nodes.exposure import exposed
 
     return exposed(settings.listen.host, settings.listen.port, join_tokens=settings.agents.join_tokens)
+
+
+def queue(settings: Settings) -> str:
+    """Where jobs wait, without what is secret of it."""
+    if not settings.redis.url:
+        return str(settings.data_dir / "queue")
+    parts = urlsplit(settings.redis.url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _agents(settings: Settings) -> int:
@@ -141,6 +189,7 @@ def _agents(settings: Settings) -> int:
         proxy_headers=False,
         backlog=4096,
         timeout_graceful_shutdown=10,
+        callback_notify=Once(where("agents", host, port)),
     )
     config.load()
     assert config.ssl is not None
@@ -149,10 +198,11 @@ def _agents(settings: Settings) -> int:
     return 0
 
 
-def _celery(role: str) -> int:
+def _celery(role: str, settings: Settings) -> int:
     import warnings
 
     from celery.platforms import SecurityWarning
+    from celery.signals import setup_logging, worker_ready
 
     from llmgw.celery import app
     from llmgw.ops import beat
@@ -163,6 +213,8 @@ def _celery(role: str) -> int:
         return beat.run(app)
     if os.environ.get("LLMGW_WORKER_BEAT") == "1":
         beat.beside_worker(app)
+    setup_logging.connect(lambda **_: None, weak=False)  # by itself Celery would silence all below its own level
+    worker_ready.connect(lambda **_: log.info("Takes jobs from %s", queue(settings)), weak=False)
     # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
     pool = ["--pool", "threads", "--concurrency", "4"]
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
