@@ -40,8 +40,8 @@ class ModelTextForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.replaces: str | None = self.instance.name or None
-        if self.replaces:
-            self.initial["text"] = yaml_io.dump_model(self.instance.spec())
+        if self.replaces and (model := Model.objects.named(self.replaces)):
+            self.initial["text"] = yaml_io.dump_model(model)
 
     def clean_text(self) -> spec.Model:
         read = yaml_io.parse_model(str(self.cleaned_data["text"]).replace("\r\n", "\n"))

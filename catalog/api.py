@@ -15,12 +15,12 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from catalog import actions, document, yaml_io
+from catalog import actions, document, spec, yaml_io
 from catalog.actions import Applied, CatalogRefused
 from catalog.document import Document, Read
 from catalog.models import CatalogVersion, Model
 from catalog.spec import Problem
-from tenants.api_rules import Refused, actor, one, paged
+from tenants.api_rules import Refused, actor, paged
 from tenants.api_views import BoundedJson, OperatorView, check_size
 
 YAML = "application/yaml"
@@ -130,8 +130,10 @@ def _usable(read: Read) -> Read:
     return read
 
 
-def _row(name: str) -> Model:
-    found: Model = one(Model.objects.all(), name=name)
+def _model(name: str) -> spec.Model:
+    found = Model.objects.named(name)
+    if found is None:
+        raise Http404
     return found
 
 
@@ -153,7 +155,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses={(200, "application/json"): _MODEL})
     def get(self, request: Request, name: str) -> Response:
         """One model by its name."""
-        return Response(document.write_model(_row(name).spec()))
+        return Response(document.write_model(_model(name)))
 
     @extend_schema(request={"application/json": _MODEL}, responses={200: _APPLIED, 201: _APPLIED})
     def put(self, request: Request, name: str) -> Response:
@@ -171,7 +173,7 @@ class ModelDetail(OperatorView):
     @extend_schema(responses=_APPLIED)
     def delete(self, request: Request, name: str) -> Response:
         """Take the model out; its replicas are drained and stopped."""
-        _row(name)
+        _model(name)
         return _tried(lambda: actions.remove_model(name=name, actor=actor(request)))
 
 
@@ -189,7 +191,7 @@ class Adapters(OperatorView):
     )
     def get(self, request: Request, name: str) -> Response:
         """The model's LoRA adapters, in their order."""
-        return paged(document.write_model(_row(name).spec()).get("adapters", []), None)
+        return paged(document.write_model(_model(name)).get("adapters", []), None)
 
     @extend_schema(request={"application/json": _ADAPTER}, responses={201: _APPLIED})
     def post(self, request: Request, name: str) -> Response:
@@ -197,7 +199,7 @@ class Adapters(OperatorView):
 
         What could not be read or compared stands in `notices`; nodes look again before they start an engine.
         """
-        _row(name)
+        _model(name)
         adapter, problems = document.read_adapter(request.data, model=name)
         if problems:
             raise refused(problems)
@@ -208,7 +210,7 @@ class Adapters(OperatorView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Take one from the model; other adapters and the model itself go on being served."""
-        _row(name)
+        _model(name)
         adapter = request.query_params.get("adapter", "")
         return _tried(lambda: actions.remove_adapter(model=name, name=adapter, actor=actor(request)))
 

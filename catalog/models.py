@@ -3,21 +3,97 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
+import msgspec
 from django.db import models
 
 from catalog import spec
+from llmgw.core import raw
+
+# The catalog is read on every pass and by most pages: columns without models, and JSON straight into shape.
+_texts = msgspec.json.Decoder(tuple[str, ...]).decode
+_pairs = msgspec.json.Decoder(dict[str, str]).decode
+_external = msgspec.json.Decoder(spec.External | None).decode
+_adapters = msgspec.json.Decoder(tuple[spec.Adapter, ...]).decode
+_metrics = msgspec.json.Decoder(spec.Metrics).decode
 
 
 class ModelQuerySet(models.QuerySet["Model"]):
     def snapshot(self) -> tuple[spec.Model, ...]:
-        """The whole catalog in its order of declaration. Two queries."""
-        rows = list(self.order_by("position", "pk"))
-        profiles: dict[int, list[Profile]] = defaultdict(list)
-        for profile in Profile.objects.filter(model__in=rows):
-            profiles[profile.model_id].append(profile)
-        return tuple(row.spec(profiles[row.pk]) for row in rows)
+        """The whole catalog, or these of it, in its order of declaration. Two queries."""
+        columns = (
+            "pk",
+            "name",
+            raw.text("aliases"),
+            "source",
+            "scaling_min",
+            "scaling_max",
+            "idle_timeout_s",
+            raw.text("fallbacks"),
+            "routing_profile",
+            "ttft_p99_ms",
+            "tpot_p99_ms",
+            "band",
+            "required_memory_gb",
+            raw.text("external"),
+            raw.text("adapters"),
+            "team",
+        )
+        rows = raw.rows(self.order_by("position", "pk").values_list(*columns))
+        # Profiles come second: else a model that is added in between would have none.
+        profiles = _profiles(Profile.objects.filter(model__in=self.values("pk")))
+        found = []
+        for row in rows:
+            pk, name, aliases, source, least, most, idle_timeout_s, fallbacks, routing_profile, *rest = row
+            ttft_p99_ms, tpot_p99_ms, band, required_memory_gb, external, adapters, team = rest
+            found.append(
+                spec.Model(
+                    name=name,
+                    aliases=_texts(aliases),
+                    source=source,
+                    profiles=tuple(profiles.get(pk, ())),
+                    scaling=spec.Scaling(least, most, idle_timeout_s),
+                    fallbacks=_texts(fallbacks),
+                    routing_profile=routing_profile,
+                    slo=spec.Slo(ttft_p99_ms, tpot_p99_ms),
+                    band=band,
+                    required_memory_gb=required_memory_gb,
+                    external=_external(external) if external else None,
+                    adapters=_adapters(adapters),
+                    team=team,
+                )
+            )
+        return tuple(found)
+
+    def named(self, name: str) -> spec.Model | None:
+        """One model. Two queries."""
+        return next(iter(self.filter(name=name).snapshot()), None)
+
+
+def _profiles(rows: models.QuerySet[Profile]) -> Mapping[int, Sequence[spec.Profile]]:
+    """By the key of their model. One query."""
+    names = [field.name for field in fields(spec.Profile)]
+    columns = [raw.text(name) if name in _READ_PROFILE else name for name in names]
+    read = [(place, _READ_PROFILE[name]) for place, name in enumerate(names) if name in _READ_PROFILE]
+    found: dict[int, list[spec.Profile]] = defaultdict(list)
+    for model, *values in raw.rows(rows.values_list("model", *columns)):
+        for place, of in read:
+            values[place] = of(values[place])
+        found[model].append(spec.Profile(*values))
+    return found
+
+
+_READ_PROFILE: Mapping[str, Callable[[str], object]] = {
+    "gpu_class": lambda text: text or None,
+    "args": _texts,
+    "env": lambda text: tuple(sorted(_pairs(text).items())),
+    "labels": lambda text: tuple(sorted(_pairs(text).items())),
+    "only_nodes": _texts,
+    "metrics": _metrics,
+}
+"""Of the text that is stored, the value; other columns are as they are wanted."""
 
 
 class Model(models.Model):
@@ -51,25 +127,6 @@ class Model(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-    def spec(self, profiles: Iterable[Profile] | None = None) -> spec.Model:
-        """`profiles`: its own, if they have been read already."""
-        own = self.profiles.all() if profiles is None else profiles
-        return spec.Model(
-            name=self.name,
-            aliases=tuple(self.aliases),
-            source=self.source,
-            profiles=tuple(profile.spec() for profile in own),
-            scaling=spec.Scaling(min=self.scaling_min, max=self.scaling_max, idle_timeout_s=self.idle_timeout_s),
-            fallbacks=tuple(self.fallbacks),
-            routing_profile=self.routing_profile,
-            slo=spec.Slo(ttft_p99_ms=self.ttft_p99_ms, tpot_p99_ms=self.tpot_p99_ms),
-            band=self.band,
-            required_memory_gb=self.required_memory_gb,
-            external=spec.External(**self.external) if self.external else None,
-            adapters=tuple(spec.Adapter(**adapter) for adapter in self.adapters),
-            team=self.team,
-        )
 
 
 class Profile(models.Model):
@@ -109,31 +166,6 @@ class Profile(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-    def spec(self) -> spec.Profile:
-        return spec.Profile(
-            name=self.name,
-            engine=self.engine,
-            gpu_class=self.gpu_class or None,
-            tp=self.tp,
-            pp=self.pp,
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            args=tuple(self.args),
-            env=tuple(sorted(self.env.items())),
-            weight=self.weight,
-            priority=self.priority,
-            startup_timeout_s=self.startup_timeout_s,
-            reserved_cores=self.reserved_cores,
-            required_memory_gb=self.required_memory_gb,
-            launch_mode=self.launch_mode,
-            capacity_class=self.capacity_class,
-            max_loaded_adapters=self.max_loaded_adapters,
-            min_disk_gb=self.min_disk_gb,
-            labels=tuple(sorted(self.labels.items())),
-            only_nodes=tuple(self.only_nodes),
-            metrics=spec.Metrics(**{key: tuple(names) for key, names in self.metrics.items()}),
-        )
 
 
 class CatalogVersion(models.Model):

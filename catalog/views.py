@@ -210,7 +210,10 @@ def _compared(now: str, then: str) -> list[tuple[str, str]] | None:
 
 # --- what the pages share --------------------------------------------------------------------------------------------
 def _named(name: str) -> spec.Model:
-    return get_object_or_404(Model, name=name).spec()
+    model = Model.objects.named(name)
+    if model is None:
+        raise Http404
+    return model
 
 
 def _number(text: str) -> int:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.conf import settings
-from django.db import connection
-from django.db.models import QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import QuerySet
 from django.utils import timezone
 
 import catalog.models
 from agent import protocol
+from llmgw.core import raw
 from nodes import asides, lines, models, spend, state, totals
 from nodes.alerts import Alert, of_claims, of_listener, of_stops
 from nodes.exposure import exposed
@@ -83,28 +81,6 @@ class _Inventories:
 
 
 _inventories = _Inventories()
-
-
-def _text(column: str) -> Cast:
-    """A column of JSON or of times as its text."""
-    return Cast(column, TextField())
-
-
-def _raw(rows: QuerySet[Any, Any]) -> list[tuple[Any, ...]]:
-    """Rows of columns as the database's library gives them. What Django makes of each value, of times above all, costs
-    several times what reading it does."""
-    statement, values = rows.query.sql_with_params()
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        found: list[tuple[Any, ...]] = cursor.fetchall()
-    return found
-
-
-@lru_cache(maxsize=2**15)
-def _at(text: str) -> datetime:
-    """A time that was read as text; SQLite has it without its zone, which is UTC. Most are the same each time."""
-    at = datetime.fromisoformat(text)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def take(now: datetime, *, since: datetime | None = None) -> state.Cluster:
@@ -228,16 +204,16 @@ def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
         "cordoned_at",
         "draining_at",
         "address",
-        _text("disabled_engines"),
+        raw.text("disabled_engines"),
         "reserved_cores",
-        _text("labels"),
-        _text("inventory"),
-        _text("load"),
+        raw.text("labels"),
+        raw.text("inventory"),
+        raw.text("load"),
         "agent_version",
-        _text("registered_at"),
-        _text("last_seen_at"),
+        raw.text("registered_at"),
+        raw.text("last_seen_at"),
     )
-    rows = _raw(nodes.values_list(*columns))
+    rows = raw.rows(nodes.values_list(*columns))
     inventories = _inventories.read({row[0]: row[8] for row in rows}, all_of_them=not nodes.query.where)
     for name, life, cordoned, draining, address, disabled, reserved, labels, _, loaded, *rest in rows:
         version, since, seen = rest
@@ -266,8 +242,8 @@ def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
             builds=facts.builds,
             files=len(facts.files),
             agent_version=version,
-            registered_at=_at(since) if since else None,
-            last_seen_at=_at(seen) if seen else None,
+            registered_at=raw.moment(since) if since else None,
+            last_seen_at=raw.moment(seen) if seen else None,
         )
 
 
@@ -277,12 +253,12 @@ def _replicas(rows: models.ReplicaQuerySet, now: datetime | None = None) -> tupl
     shards = _shards(rows)
     names = [field.name for field in fields(state.Replica) if field.name not in ("shards", "load")]
     times = [place for place, name in enumerate(names) if name.endswith("_at")]
-    columns = [_text(name) if name.endswith("_at") else name for name in names]
+    columns = [raw.text(name) if name.endswith("_at") else name for name in names]
     found = []
-    for row in _raw(rows.values_list(*columns)):
+    for row in raw.rows(rows.values_list(*columns)):
         values = list(row)
         for place in times:
-            values[place] = _at(row[place]) if row[place] else None
+            values[place] = raw.moment(row[place]) if row[place] else None
         values += [tuple(shards.get(row[0], ())), loads.get(row[0])]
         found.append(state.Replica(*values))
     return tuple(found)
@@ -292,8 +268,8 @@ def _shards(replicas: models.ReplicaQuerySet) -> dict[str, list[state.Shard]]:
     """By replica, in the order of rank."""
     found: dict[str, list[state.Shard]] = defaultdict(list)
     rows = models.Shard.objects.filter(**_of(replicas)).order_by("rank")
-    columns = ("replica_id", "node_id", "rank", "state", "cores", _text("gpus"), _text("progress"), "rendezvous")
-    for replica, node, rank, told, cores, gpus, progress, rendezvous in _raw(rows.values_list(*columns)):
+    columns = ("replica_id", "node_id", "rank", "state", "cores", raw.text("gpus"), raw.text("progress"), "rendezvous")
+    for replica, node, rank, told, cores, gpus, progress, rendezvous in raw.rows(rows.values_list(*columns)):
         note = state.in_words(_progress(progress)) if progress != "{}" else ""
         found[replica].append(state.Shard(node, rank, told, cores, _cards(gpus), note, rendezvous))
     return found
@@ -307,8 +283,8 @@ def _of(replicas: models.ReplicaQuerySet) -> dict[str, Any]:
 def _loads(replicas: models.ReplicaQuerySet, now: datetime) -> dict[str, state.Load]:
     rows = models.ReplicaLoad.objects.filter(at__gt=now - FORGOTTEN, **_of(replicas)).order_by("-at", "gateway")
     by_replica: dict[str, list[_Load]] = defaultdict(list)
-    for replica, at, *seen in _raw(rows.values_list("replica", _text("at"), *_SEEN)):
-        by_replica[replica].append((_at(at), *seen))
+    for replica, at, *seen in raw.rows(rows.values_list("replica", raw.text("at"), *_SEEN)):
+        by_replica[replica].append((raw.moment(at), *seen))
     return {replica: _together(told, now) for replica, told in by_replica.items()}
 
 

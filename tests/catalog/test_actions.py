@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis.extra.django import TestCase
 from pytest_django import DjangoAssertNumQueries
@@ -133,11 +134,39 @@ def test_reading_the_catalog_takes_two_queries(django_assert_num_queries: Django
         assert len(Model.objects.snapshot()) == 20
 
 
+def test_a_part_of_the_catalog_reads_as_in_the_whole(django_assert_num_queries: DjangoAssertNumQueries) -> None:
+    actions.apply_catalog(models=[M, N, replace(M, name="o", profiles=(CPU, replace(CPU, name="b")))], actor=ALICE)
+    first, second, third = Model.objects.snapshot()
+    with django_assert_num_queries(2):
+        assert Model.objects.filter(name__in=("o", "m")).snapshot() == (first, third)
+    with django_assert_num_queries(2):
+        assert Model.objects.named("n") == second
+    assert Model.objects.named("nobody") is None
+    assert Model.objects.none().snapshot() == ()
+
+
+def test_a_model_that_is_added_while_the_catalog_is_read_is_not_seen_without_its_profiles() -> None:
+    actions.apply_catalog(models=[M], actor=ALICE)
+    statements = []
+
+    def add_after_the_first(execute: Any, sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        statements.append(sql)
+        if len(statements) == 1:
+            actions.put_model(model=N, actor=ALICE)
+        return done
+
+    with connection.execute_wrapper(add_after_the_first):
+        assert Model.objects.snapshot() == (M,)
+    assert Model.objects.snapshot() == (M, N)
+
+
 IN_THREADS = """
 import threading
 import django
 django.setup(set_prefix=False)
 from django.core.management import call_command
+from django.db import connection
 from catalog import actions, spec
 from catalog.models import Model
 from tenants.audit import SYSTEM

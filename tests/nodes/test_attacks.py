@@ -13,6 +13,7 @@ from django.db import DatabaseError, connection, transaction
 from django.utils import timezone as clock
 
 from agent import protocol
+from catalog.models import Model
 from llmgw.core import lease
 from nodes import actions, consumers, intake, passes
 from nodes.models import Command, Event, Node, Replica, Shard
@@ -263,7 +264,9 @@ def test_a_register_takes_its_replicas_in_that_order_and_leaves_commands_to_be_s
 
 @races
 def test_a_node_is_removed_after_a_pass_that_starts_something_there_is_done() -> None:
-    node, model = a_node("one"), make_model("m").spec()
+    node = a_node("one")
+    make_model("m")
+    (model,) = Model.objects.snapshot()
     held = lease.acquire(lease.LEADER, ttl_s=60)
     assert held
     race(
