@@ -25,6 +25,11 @@ class WithoutLinks(logging.Filter):
         return True
 
 
+def _unsaid(record: logging.LogRecord) -> bool:
+    """Who answers 503 has said why in a line; Django would say it again, with a traceback of a hundred."""
+    return getattr(record, "status_code", None) != 503
+
+
 def configure(options: dict[str, str]) -> None:
     """`options` has `format` (console, json) and `level`."""
     logs.configure(options["format"], options["level"], chatty=CHATTY)
@@ -32,6 +37,7 @@ def configure(options: dict[str, str]) -> None:
         lines.addFilter(WithoutLinks())
     # Anybody can ask for what is not there, as often as they like: that is no news, and fills disks.
     logging.getLogger("django.request").setLevel(logging.ERROR)
+    logging.getLogger("django.request").addFilter(_unsaid)
     logging.getLogger("django.security.DisallowedHost").setLevel(logging.CRITICAL)
     # Uvicorn's access log would name every request; the gateway accounts for them itself.
     logging.getLogger("uvicorn.access").disabled = True

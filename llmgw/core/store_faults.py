@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
+from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.template import loader
 from django.views.defaults import server_error
+
+log = logging.getLogger(__name__)
 
 FULL = ("disk is full", "No space left", "could not extend file")
 
@@ -26,5 +30,7 @@ def page(request: HttpRequest) -> HttpResponse:
     why = sentence(sys.exc_info()[1])
     if why is None:
         return server_error(request)
+    log.error("The store cannot be used for the page %s: %s", request.path, sys.exc_info()[1])
     # Without the request: who asks stands in the store too.
-    return HttpResponse(loader.get_template("503.html").render({"why": why}), status=503)
+    told = {"why": why, "minutes": f"{settings.LLMGW.gateway.stale_for_s / 60:g}"}
+    return HttpResponse(loader.get_template("503.html").render(told), status=503)

@@ -65,11 +65,12 @@ def test_pages_say_what_the_store_lacks(fault: Exception, status: int, says: str
     answer = client.post(f"/keys/{key}/revoke/")
     assert answer.status_code == status
     assert says in answer.content.decode()
+    assert ("gateways answer for 10 minutes without the store" in answer.content.decode()) == (status == 503)
 
 
 @pytest.mark.parametrize("path", ["/keys/", "/api/v1/summary"])
 async def test_a_store_that_does_not_even_tell_who_asks_is_said_to_be_at_fault(
-    monkeypatch: pytest.MonkeyPatch, path: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     def away(*_: object) -> None:
         raise AWAY
@@ -82,6 +83,10 @@ async def test_a_store_that_does_not_even_tell_who_asks_is_said_to_be_at_fault(
     text = answer.content.decode()
     assert "The store cannot be used now, so this could not be done." in text
     assert "changed" not in text, "nobody who looks wants to change"
+    [line] = caplog.records
+    assert line.exc_info is None, "a traceback says no more than the cause"
+    assert path in line.getMessage()
+    assert str(AWAY) in line.getMessage()
 
 
 def test_other_faults_are_not_the_stores() -> None:
