@@ -50,11 +50,33 @@ class _Bells:
                 loop.call_soon_threadsafe(event.set)
 
 
+class _Way:
+    """Whether rings go one way over Redis; says once that they do not, and once that they do again."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb, self.lost = verb, False
+        self.lock = threading.Lock()
+
+    def _turned(self, lost: bool) -> bool:
+        with self.lock:
+            before, self.lost = self.lost, lost
+        return before != lost
+
+    def fails(self, error: Exception) -> None:
+        if self._turned(True):
+            log.warning("Redis does not %s rings (%s); polling goes on", self.verb, error)
+
+    def works(self) -> None:
+        if self._turned(False):
+            log.info("Redis %ss rings again", self.verb)
+
+
 _bells = _Bells()
+_out = _Way("take")
 _client: redis.Redis | None = None
 _away_until = 0.0
 AWAY_S = 2.0
-"""For so long after Redis did not take a ring no other one is tried, so that its absence holds nobody up."""
+"""For so long after Redis failed it is not tried again, so that its absence holds nobody up."""
 
 
 def ring(topic: str) -> None:
@@ -83,15 +105,16 @@ def _publish(topic: str, url: str) -> None:
             once_more = Retry(NoBackoff(), 1)
             _client = redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1, retry=once_more)
         _client.publish(PREFIX + topic, b"1")
+        _out.works()
     except redis.RedisError as error:
         _away_until = time.monotonic() + AWAY_S
-        log.warning("Redis did not take a ring for %s (%s); the period will do", topic, error)
+        _out.fails(error)
 
 
 def forget_redis() -> None:
     """Close the connection that rings go out on; the next ring opens one to where the settings point then."""
-    global _client, _away_until
-    _away_until = 0.0
+    global _client, _away_until, _out
+    _away_until, _out = 0.0, _Way("take")
     if _client is not None:
         _client.close()
         _client = None
@@ -143,13 +166,15 @@ async def relay_redis() -> None:
         return
     import redis.asyncio
 
+    arriving = _Way("deliver")
     while True:
         try:
             async with redis.asyncio.Redis.from_url(url, socket_connect_timeout=2) as client, client.pubsub() as pubsub:
                 await pubsub.psubscribe(PREFIX + "*")
+                arriving.works()
                 async for message in pubsub.listen():
                     if message["type"] == "pmessage":
                         _bells.ring(message["channel"].decode().removeprefix(PREFIX))
         except (redis.RedisError, OSError) as error:
-            log.warning("Redis does not deliver rings (%s); polling goes on", error)
-        await asyncio.sleep(2)
+            arriving.fails(error)
+        await asyncio.sleep(AWAY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from django.db import transaction
 from llmgw import config
 from llmgw.core import doorbell
 from llmgw.core.models import Revision
-from tests.services import redis_server
+from tests.services import free_port, redis_server
 
 
 async def test_a_ring_from_another_thread_wakes_a_listener_at_once() -> None:
@@ -80,6 +81,38 @@ async def test_rings_cross_processes_over_redis_and_its_loss_is_survived(setting
     doorbell.forget_redis()
 
 
+async def test_its_absence_is_said_once_when_it_begins_and_once_when_it_is_over(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(doorbell, "AWAY_S", 0.0)
+    port = free_port()
+    settings.LLMGW = config.Settings(redis=config.Redis(url=f"redis://127.0.0.1:{port}/0"))
+    asked = []
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        writer.close()
+
+    doorbell.forget_redis()
+    async with await asyncio.start_server(refuse, "127.0.0.1", port), asyncio.timeout(100):
+        relay = asyncio.create_task(doorbell.relay_redis())
+        while len(asked) < 20 or len(caplog.messages) < 2:
+            await asyncio.to_thread(doorbell.ring, "far")
+            await asyncio.sleep(0.01)
+    away = sorted(message.partition(" (")[0] for message in caplog.messages)
+    assert away == ["Redis does not deliver rings", "Redis does not take rings"], "however often it is tried"
+    caplog.clear()
+    with redis_server(port):
+        async with asyncio.timeout(100):
+            while len(caplog.messages) < 2:
+                await asyncio.to_thread(doorbell.ring, "far")
+                await asyncio.sleep(0.01)
+        assert sorted(caplog.messages) == ["Redis delivers rings again", "Redis takes rings again"]
+    relay.cancel()
+    doorbell.forget_redis()
+
+
 def test_settings_hold_the_typed_tree() -> None:
     assert isinstance(settings.LLMGW, config.Settings)
 
@@ -94,7 +127,7 @@ def test_a_redis_that_is_away_is_asked_rarely_and_found_again(
         assert caplog.text == ""
     for _ in range(1000):
         doorbell.ring(doorbell.TABLE)
-    assert caplog.text.count("Redis did not take a ring") == 1, "each try may take a second"
+    assert caplog.text.count("Redis does not take rings") == 1, "each try may take a second"
     with redis_server() as url, redis.Redis.from_url(url) as client, client.pubsub() as heard:
         monkeypatch.setattr(settings, "LLMGW", settings.LLMGW.model_copy(update={"redis": config.Redis(url=url)}))
         doorbell.forget_redis()
