@@ -116,7 +116,8 @@ class Session:
             began = stood_at
         wait_s = self._backoff.wait_s(reached=ended.reached, tried_s=stood_at - began, at_least_s=ended.retry_after_s)
         level = logging.INFO if ended.clean else logging.WARNING
-        log.log(level, "No stream to %s: %s. Trying again in %.1f s", one.address, ended, wait_s)
+        again = f"in {wait_s:.1f} s" if wait_s >= 0.05 else "at once"
+        log.log(level, "No stream to %s: %s. Trying again %s", one.address, ended, again)
         return wait_s
 
     async def _change(self) -> None:

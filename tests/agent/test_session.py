@@ -114,6 +114,17 @@ async def test_waits_grow_over_streams_that_are_closed_at_once(
     assert "1011 go away" in caplog.text
 
 
+async def test_a_try_that_follows_at_once_is_called_so_and_others_say_when(
+    control_plane: ControlPlane, agent_settings: AgentSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    control_plane.close_at_once = 1011
+    waits = iter((0.0, 0.04, 0.06))
+    async with speaking(agent_settings, uniform=lambda _low, _high: next(waits, 100.0)):
+        await eventually(lambda: len(control_plane.opened_at) == 4 and "in 100.0 s" in caplog.text)
+    whens = [message.rpartition("Trying again ")[2] for message in caplog.messages if "Trying again" in message]
+    assert whens == ["at once", "at once", "in 0.1 s", "in 100.0 s"]
+
+
 async def test_waits_start_anew_after_a_healthy_stream(
     control_plane: ControlPlane, agent_settings: AgentSettings
 ) -> None:
