@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from django.db.models import QuerySet
+from django.http import HttpResponse
 from django.urls import path
 from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
 from rest_framework import generics, serializers, status
@@ -307,9 +308,9 @@ class Events(generics.ListAPIView[Event], OperatorView):
 
 class CurrentSummary(OperatorView):
     @extend_schema(responses={(200, "application/json"): shape_of(Summary)})
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request) -> HttpResponse:
         """The cluster now: what the dashboard and `llmgw ctl status` show. Null is unknown, never zero."""
-        return Response(msgspec.to_builtins(snapshot.current_summary()))
+        return HttpResponse(msgspec.json.encode(snapshot.current_summary()), content_type="application/json")
 
 
 urlpatterns = [

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from catalog import spec
 from nodes.hardware import count_cards
@@ -16,8 +17,7 @@ from nodes.holdings import NOTHING, Used, in_use
 from nodes.state import Backoff, Cluster, Node, Replica
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
+class NodeLine(msgspec.Struct, frozen=True):
     name: str
     state: str
     cordoned: bool
@@ -44,8 +44,7 @@ class NodeLine:
     last_seen_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLine:
+class ReplicaLine(msgspec.Struct, frozen=True):
     name: str
     model: str
     profile: str
@@ -65,8 +64,7 @@ class ReplicaLine:
     tail: str
 
 
-@dataclass(frozen=True, slots=True)
-class WaitLine:
+class WaitLine(msgspec.Struct, frozen=True):
     """A profile that is left alone after failures, on one node or, where `node` is empty, everywhere (ND-42)."""
 
     profile: str
@@ -76,8 +74,7 @@ class WaitLine:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLine:
+class ModelLine(msgspec.Struct, frozen=True):
     name: str
     aliases: tuple[str, ...]
     team: str
@@ -107,10 +104,8 @@ def in_order(cluster: Cluster) -> list[Replica]:
 def node_lines(cluster: Cluster, taken: Mapping[str, Used] | None = None) -> tuple[NodeLine, ...]:
     """By name. `taken`: what is in use of each, if that was counted before."""
     taken = in_use(cluster) if taken is None else taken
-    hosted: dict[str, int] = defaultdict(int)
-    for replica in cluster.replicas:
-        for node in {shard.node for shard in replica.shards}:
-            hosted[node] += 1
+    places = {(replica.name, shard.node) for replica in cluster.replicas for shard in replica.shards}
+    hosted = Counter([node for _, node in places])
     return tuple(
         _node(node, taken.get(node.name, NOTHING), hosted[node.name])
         for node in sorted(cluster.nodes, key=lambda node: node.name)
@@ -124,7 +119,8 @@ def replica_lines(cluster: Cluster) -> tuple[ReplicaLine, ...]:
 
 def model_lines(cluster: Cluster, now: datetime) -> tuple[ModelLine, ...]:
     """In the catalog's order."""
-    lost = {node.name for node in cluster.nodes if node.state == "lost"}
+    gone = {node.name for node in cluster.nodes if node.state == "lost"}
+    lost = {each.name for each in cluster.replicas for shard in each.shards if shard.node in gone}
     mine: dict[str, list[Replica]] = defaultdict(list)
     for replica in in_order(cluster):
         mine[replica.model].append(replica)
@@ -213,7 +209,7 @@ def _model(
     reasons: tuple[str, ...],
     now: datetime,
 ) -> ModelLine:
-    live = [each for each in mine if each.wanted == "run" and not any(shard.node in lost for shard in each.shards)]
+    live = [each for each in mine if each.wanted == "run" and each.name not in lost]
     ready = [replica for replica in live if replica.state == "ready"]
     waiting = [each for each in held if each.next_try_at > now and (not each.node or not live)]
     state, note = _model_state(model, live, ready, waiting or ([] if live else held), reasons)

@@ -282,24 +282,26 @@ def _of(replicas: models.ReplicaQuerySet) -> dict[str, Any]:
 
 def _loads(replicas: models.ReplicaQuerySet, now: datetime) -> dict[str, state.Load]:
     rows = models.ReplicaLoad.objects.filter(at__gt=now - FORGOTTEN, **_of(replicas)).order_by("-at", "gateway")
-    by_replica: dict[str, list[_Load]] = defaultdict(list)
-    for replica, at, *seen in raw.rows(rows.values_list("replica", raw.text("at"), *_SEEN)):
-        by_replica[replica].append((raw.moment(at), *seen))
-    return {replica: _together(told, now) for replica, told in by_replica.items()}
+    by_replica: dict[str, list[_Told]] = defaultdict(list)
+    columns = ("replica", raw.text("at"), "in_flight", "running", "waiting", "kv_used")
+    for row in raw.rows(rows.values_list(*columns)):
+        by_replica[row[0]].append(row)
+    return {replica: _together(told, now - FRESH) for replica, told in by_replica.items()}
 
 
-_SEEN = ("in_flight", "running", "waiting", "kv_used")
-_Load = tuple[datetime, int, int | None, int | None, float | None]
-"""When a gateway told it, in flight through it, and what it saw of the engine: running, waiting, share of the cache."""
+_Told = tuple[Any, ...]
+"""What a gateway told of a replica: its name, when, in flight through that gateway, and what it saw of the engine:
+running, waiting, share of the cache."""
 
 
-def _together(told: list[_Load], now: datetime) -> state.Load:
-    """One replica's load from what each gateway holds, newest first. A gateway gone quiet makes the sum unknown."""
-    (newest, _, running, waiting, kv_used), oldest = told[0], told[-1][0]
-    fresh = now - newest <= FRESH
+def _together(told: list[_Told], since: datetime) -> state.Load:
+    """One replica's load from what each gateway holds, newest first. One that tells nothing since then says nothing of
+    the engine, and makes the sum unknown."""
+    (_, newest_at, _, running, waiting, kv_used), oldest = told[0], raw.moment(told[-1][1])
+    fresh = raw.moment(newest_at) >= since
     return state.Load(
         at=oldest,
-        in_flight=sum(each[1] for each in told) if now - oldest <= FRESH else None,
+        in_flight=sum([each[2] for each in told]) if oldest >= since else None,
         running=running if fresh else None,
         waiting=waiting if fresh else None,
         kv_used=kv_used if fresh else None,

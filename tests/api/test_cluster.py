@@ -100,8 +100,9 @@ def test_events_come_newest_first_and_by_what_they_are_about(asks: Client) -> No
 def test_the_summary_is_the_one_that_pages_show(asks: Client) -> None:
     factories.make_model("smollm2")
     factories.make_replica(node=factories.make_node("box"))
-    answer = asks.get("/api/v1/summary").json()
-    whole = msgspec.convert(answer, Summary)
+    answer = asks.get("/api/v1/summary")
+    assert answer["Content-Type"] == "application/json"
+    whole = msgspec.convert(answer.json(), Summary)
     now = snapshot.current_summary()
     assert (whole.models, whole.capacity, whole.usage_today) == (now.models, now.capacity, now.usage_today)
     assert [line.name for line in whole.nodes] == ["box"]
