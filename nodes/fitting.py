@@ -80,7 +80,7 @@ def situation(node: Node, used: Used) -> tuple[object, ...]:
         node.state,
         node.cordoned,
         node.draining,
-        _disk(node),
+        disk_free(node),
         node.builds,
         node.fabrics,
         node.labels,
@@ -92,8 +92,8 @@ def situation(node: Node, used: Used) -> tuple[object, ...]:
     )
 
 
-def _disk(node: Node) -> int | None:
-    """Free disk as finely as reasons tell it: a disk that fills byte by byte is no news."""
+def disk_free(node: Node) -> int | None:
+    """As finely as reasons tell it: a disk that fills byte by byte is no news."""
     free = node.disk_free_bytes
     if free is None:
         return None
@@ -131,11 +131,12 @@ def _state_fault(node: Node) -> str:
     if node.state != "ready":
         return _NOT_READY[node.state]
     if node.draining:
-        return f"is being drained; {_UNCORDON}"
-    return f"is cordoned; {_UNCORDON}" if node.cordoned else ""
+        return f"is being drained; to use it: {UNCORDON}"
+    return f"is cordoned; to use it: {UNCORDON}" if node.cordoned else ""
 
 
-_UNCORDON = "to use it: llmgw ctl uncordon NODE"
+UNCORDON = "llmgw ctl uncordon NODE"
+"""As all nodes say it; where it is told of one alone, that one is named (`reasons.told`)."""
 _NOT_READY = {
     "joining": "has not registered yet; start its agent",
     "unreachable": "is unreachable; see whether the machine and its agent run",
@@ -169,15 +170,16 @@ def _engine_fault(node: Node, engine: str) -> str:
 
 
 def _disk_fault(node: Node, ask: Ask, used: Used) -> str:
-    free, needed = _disk(node), ask.disk_bytes
+    free, needed = disk_free(node), ask.disk_bytes
     if free is None:
-        return f"does not say how much disk it has free, and min_disk_gb asks for {_gb(needed)}" if needed else ""
+        return f"does not say how much disk it has free, and min_disk_gb asks for {gb(needed)}" if needed else ""
     if free < LEAST_DISK_BYTES:
-        return f"has only {free // 10**6} MB of disk free; free some"
+        return f"has only {gb(free)} of disk free; free some"
     if not needed or free - used.coming_bytes >= needed:
         return ""
-    coming = f", of which {_gb(used.coming_bytes)} are for weights on their way" if used.coming_bytes else ""
-    return f"has {_gb(free)} of disk free{coming}, and min_disk_gb asks for {_gb(needed)}; free some"
+    coming = f", of which {gb(used.coming_bytes)} are for weights on their way" if used.coming_bytes else ""
+    has = f"has {gb(free)} of disk free{coming}, and min_disk_gb asks for {gb(needed)}"
+    return f"{has}; free some, or lower min_disk_gb"
 
 
 # --- on CPUs ---------------------------------------------------------------------------------------------------------
@@ -185,11 +187,15 @@ def _memory_fault(node: Node, needed: int | None, used: Used) -> str:
     if needed is None:
         return ""
     if node.memory_bytes is None:
-        return f"does not say how much memory it has, and {_gb(needed)} are required"
+        return f"does not say how much memory it has, and {gb(needed)} are required"
     free = node.memory_bytes - used.memory_bytes
     if free >= needed:
         return ""
-    return f"has {_gb(max(free, 0))} of memory left, {_gb(needed)} are required; free some, or lower required_memory_gb"
+    if node.memory_bytes < needed:
+        has, step = f"has {gb(node.memory_bytes)} of memory", "add a larger node"
+    else:
+        has, step = f"has {gb(max(free, 0))} of memory left", "free some"
+    return f"{has}, {gb(needed)} are required; {step}, or lower required_memory_gb"
 
 
 def _cores_fault(node: Node, ask: Ask, used: Used) -> str:
@@ -209,7 +215,8 @@ def _too_few_cores(node: Node, cores: int, needed: float, used: Used) -> str:
         return ""
     kept = f" ({node.reserved_cores:g} are reserved)" if node.reserved_cores else ""
     left = f"has {max(free, 0):g} of {cores} cores left{kept}, {needed:g} are needed"
-    return f"{left}; free some, or lower reserved_cores of the profile"
+    step = "free some" if needed <= cores else "add a larger node"
+    return f"{left}; {step}, or lower reserved_cores of the profile"
 
 
 # --- on cards --------------------------------------------------------------------------------------------------------
@@ -264,12 +271,12 @@ def _roomy(ask: Ask, free: Types) -> Types:
 
 def _card_memory_fault(ask: Ask, free: Types) -> str:
     count = ask.cards * ask.nodes
-    needed = _gb(ask.memory_bytes or 0)
+    needed = gb(ask.memory_bytes or 0)
     sizes = [gpu.memory_bytes for gpus in free.values() for gpu in gpus]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return f"does not say how much memory its {ask.gpu_class} have, and {needed} are required"
-    have = f"{count} {ask.gpu_class} have {_gb(count * min(known))}"
+    have = f"{count} {ask.gpu_class} have {gb(count * min(known))}"
     return f"{have} of memory, {needed} are required; use more cards or a larger class"
 
 
@@ -282,7 +289,8 @@ def _reserved_fault(node: Node, ask: Ask, used: Used) -> str:
     return _too_few_cores(node, node.cores, needed, used)
 
 
-def _gb(size_bytes: int) -> str:
+def gb(size_bytes: int) -> str:
+    """As the catalog asks for memory and disk."""
     return f"{size_bytes / 10**9:.1f} GB"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nodes.fitting import Ask, Fit, consider, situation
+from nodes.fitting import Ask, Fit, consider, disk_free, situation
 from nodes.holdings import NOTHING, Used, held_by_teams, profiles, residents, used_by
 from nodes.state import Cluster, Node, TurnedDown
 
@@ -126,6 +126,13 @@ class Ground:
     def classes(self) -> Mapping[str, int]:
         """How many cards of each class there are."""
         return Counter(gpu.gpu_class for node in self.nodes.values() for gpu in node.gpus)
+
+    @cached_property
+    def most_disk(self) -> tuple[int, str] | None:
+        """What the node with the most disk has free, and its name; None where a node does not say."""
+        free = {name: disk_free(node) for name, node in self.nodes.items()}
+        known = [(size, name) for name, size in free.items() if size is not None]
+        return max(known, key=lambda each: each[0]) if known and len(known) == len(free) else None
 
     def without(self, gone: Set[str], answers: Answers | None = None) -> Without:
         """What it would be, had these replicas gone."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from agent.protocol import Fabric, Gpu
 from catalog import spec
 from nodes.cards import Clique, choose, clique_of
-from nodes.fitting import NAMED, Ask, Fit, ask_of, cores_counted, counted
+from nodes.fitting import NAMED, Ask, Fit, ask_of, cores_counted, counted, gb
 from nodes.ground import Ground, Without
 from nodes.names import some
 from nodes.state import Cluster, Node, TurnedDown
@@ -82,7 +82,9 @@ def refusals(model: spec.Model, profile: spec.Profile, ground: Ground, shut: Shu
     """Why a replica that has no place has none: one reason for every node, in the order of their names."""
     names = list(ground.nodes) or [""]
     ask = ask_of(model, profile)
-    general = shut.get("") or quota_fault(model, profile, ground) or _nowhere(ask, ground)
+    # Who raises a quota must not find out only then that there are no such cards.
+    both = _nowhere(ask, ground), quota_fault(model, profile, ground)
+    general = shut.get("") or "; besides: ".join(filter(None, both))
     if general:
         own = {} if "" in shut else shut
         return [
@@ -133,12 +135,18 @@ def _nowhere(ask: Ask, ground: Ground) -> str:
                 f"no node has the label {name}={value} that profile {ask.profile} asks for; "
                 f"label a node so, or change the profile"
             )
-    if ask.gpu_class is None or ask.gpu_class in ground.classes:
-        return ""
-    return (
-        f"no node has {ask.gpu_class}; the cluster has {counted(ground.classes) or 'no cards'}. "
-        f"Add a node with them, or change gpu_class of profile {ask.profile}"
-    )
+    if ask.gpu_class is not None and ask.gpu_class not in ground.classes:
+        return (
+            f"no node has {ask.gpu_class}; the cluster has {counted(ground.classes) or 'no cards'}. "
+            f"Add a node with them, or change gpu_class of profile {ask.profile}"
+        )
+    if ask.disk_bytes and ground.most_disk and ground.most_disk[0] < ask.disk_bytes:
+        free, name = ground.most_disk
+        return (
+            f"no node has {gb(ask.disk_bytes)} of disk free; the most is {gb(free)}, on {name}. "
+            f"Lower min_disk_gb of profile {ask.profile}, add a node with more, or free some"
+        )
+    return ""
 
 
 def _parts(fits: Sequence[Fit], ask: Ask) -> tuple[Part, ...]:

@@ -2,6 +2,7 @@
 
 1. Nodes that give the very same reason share a line.
 2. Where more than SHOWN reasons of a profile are left, those that differ in figures and names alone share one too.
+3. A command that is told of one node alone names it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
+from nodes.fitting import UNCORDON
 from nodes.names import some
 from nodes.state import TurnedDown
 
@@ -71,7 +73,8 @@ def _lines(profile: str, mine: Sequence[TurnedDown]) -> Iterator[str]:
             yield f"{profile}: {first.reason}" if first.node else first.reason
             continue
         alike = f" (on {first.node}; alike on the others)" if len(nodes) > len(exact[first.reason]) else ""
-        yield f"{_named(nodes, everywhere)} ({profile}): {first.reason}{alike}"
+        reason = first.reason if len(nodes) > 1 else first.reason.replace(UNCORDON, UNCORDON.replace("NODE", nodes[0]))
+        yield f"{_named(nodes, everywhere)} ({profile}): {reason}{alike}"
 
 
 def _nodes_by(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

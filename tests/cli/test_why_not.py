@@ -60,6 +60,17 @@ def cordoned(world: World) -> None:
         actions.cordon_node(node=node, actor=SYSTEM)
 
 
+def with_another_quota(world: World) -> None:
+    two_nodes(world)
+    CapacityQuota.objects.create(team=factories.make_team("red"), gpu_class="b300-270g", cards=0)
+
+
+def one_cordoned(world: World) -> None:
+    two_nodes(world)
+    actions.cordon_node(node=Node.objects.get(name="one"), actor=SYSTEM)
+    Node.objects.filter(name="two").update(disabled_engines=["vllm"])
+
+
 def disabled(world: World) -> None:
     two_nodes(world)
     Node.objects.update(disabled_engines=["vllm"])
@@ -113,7 +124,10 @@ CASES = {
     "a full disk": Case(
         changed(disks=(protocol.Disk(path="/", total_bytes=10**12, free_bytes=40 * 10**9),)),
         {**GPU, "min_disk_gb": 100},
-        ("one, two (gpu): has 40.0 GB of disk free, and min_disk_gb asks for 100.0 GB; free some",),
+        (
+            "gpu: no node has 100.0 GB of disk free; the most is 40.0 GB, on one. "
+            "Lower min_disk_gb of profile gpu, add a node with more, or free some",
+        ),
     ),
     "a quota": Case(
         with_quota,
@@ -125,6 +139,24 @@ CASES = {
         team="red",
     ),
     "cordoned nodes": Case(cordoned, GPU, ("one, two (gpu): is cordoned; to use it: llmgw ctl uncordon NODE",)),
+    "one cordoned node": Case(
+        one_cordoned,
+        GPU,
+        (
+            "one (gpu): is cordoned; to use it: llmgw ctl uncordon one",
+            "two (gpu): has vllm disabled; enable it for the node, or add a profile with another engine",
+        ),
+    ),
+    "a quota of cards that nobody has": Case(
+        with_another_quota,
+        {**GPU, "gpu_class": "b300-270g"},
+        (
+            "gpu: no node has b300-270g; the cluster has 4 h100-80g. Add a node with them, or change gpu_class of "
+            "profile gpu; besides: team red may hold 0 b300-270g and holds 0; this needs 2 more. "
+            "Raise it: llmgw ctl quota set red b300-270g 2",
+        ),
+        team="red",
+    ),
     "silent nodes": Case(silent, GPU, ("one, two (gpu): is unreachable; see whether the machine and its agent run",)),
     "an engine disabled": Case(
         disabled,
@@ -154,12 +186,18 @@ CASES = {
     "too few cores": Case(
         two_nodes,
         {**GPU, "reserved_cores": 100},
-        ("one, two (gpu): has 64 of 64 cores left, 100 are needed; free some, or lower reserved_cores of the profile",),
+        (
+            "one, two (gpu): has 64 of 64 cores left, 100 are needed; add a larger node, "
+            "or lower reserved_cores of the profile",
+        ),
     ),
     "too little memory": Case(
         two_nodes,
         {"name": "cpu", "engine": "vllm", "required_memory_gb": 400},
-        ("one, two (cpu): has 17.2 GB of memory left, 400.0 GB are required; free some, or lower required_memory_gb",),
+        (
+            "one, two (cpu): has 17.2 GB of memory, 400.0 GB are required; add a larger node, "
+            "or lower required_memory_gb",
+        ),
     ),
 }
 

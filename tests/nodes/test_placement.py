@@ -53,10 +53,10 @@ def home(found: Placed | Unplaced) -> str:
         (replace(GOOD, builds=(BAD_BUILD,)), "cannot run llamacpp: cuda: no driver"),
         (
             replace(GOOD, memory_bytes=10**9),
-            "has 1.0 GB of memory left, 2.0 GB are required; free some, or lower required_memory_gb",
+            "has 1.0 GB of memory, 2.0 GB are required; add a larger node, or lower required_memory_gb",
         ),
         (replace(GOOD, memory_bytes=None), "does not say how much memory it has, and 2.0 GB are required"),
-        (replace(GOOD, disk_free_bytes=10**8), "has only 100 MB of disk free; free some"),
+        (replace(GOOD, disk_free_bytes=10**8), "has only 0.1 GB of disk free; free some"),
     ],
 )
 def test_a_node_is_turned_down_with_its_reason(node: Node, reason: str) -> None:

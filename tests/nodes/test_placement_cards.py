@@ -217,7 +217,7 @@ def test_many_holders_are_counted() -> None:
         (
             node(),
             replace(ONE, reserved_cores=65),
-            "has 64 of 64 cores left, 65 are needed; free some, or lower reserved_cores of the profile",
+            "has 64 of 64 cores left, 65 are needed; add a larger node, or lower reserved_cores of the profile",
         ),
         (
             node(cores=None),
@@ -227,7 +227,8 @@ def test_many_holders_are_counted() -> None:
         (
             node(disk_free_bytes=5 * 10**10),
             replace(ONE, min_disk_gb=100),
-            "has 50.0 GB of disk free, and min_disk_gb asks for 100.0 GB; free some",
+            "no node has 100.0 GB of disk free; the most is 50.0 GB, on a. "
+            "Lower min_disk_gb of profile one, add a node with more, or free some",
         ),
         (
             node(disk_free_bytes=None),
@@ -275,6 +276,12 @@ def test_what_another_node_has_is_a_nodes_own_fault() -> None:
     bare = node(gpus=cards(2, gpu_class="l4-22g"))
     assert why(answer(ONE, bare, other, replicas=(full,)))["a"] == "has no h100-80g; it has 2 l4-22g"
     assert why(answer(ONE, node(count=0), other, replicas=(full,)))["a"] == "has no h100-80g; it has no cards"
+    roomy = replace(ONE, min_disk_gb=100)
+    assert why(answer(roomy, node(disk_free_bytes=5 * 10**10), other, replicas=(full,)))["a"] == (
+        "has 50.0 GB of disk free, and min_disk_gb asks for 100.0 GB; free some, or lower min_disk_gb"
+    )
+    unsaid = node("z", disk_free_bytes=None)
+    assert why(answer(roomy, node(disk_free_bytes=5 * 10**10), unsaid))["a"].startswith("has 50.0 GB of disk free")
 
 
 def test_pins_labels_memory_disk_and_cores_that_suffice_are_no_reason() -> None:
@@ -292,7 +299,7 @@ def test_weights_on_their_way_have_their_disk() -> None:
     where = node(disk_free_bytes=10**11)
     assert why(answer(profile, where, replicas=(on_its_way,)))["a"] == (
         "has 100.0 GB of disk free, of which 60.0 GB are for weights on their way, and min_disk_gb asks for 60.0 GB; "
-        "free some"
+        "free some, or lower min_disk_gb"
     )
     there = replace(on_its_way, shards=(replace(coming, state="loading"),))
     assert given_cards(answer(profile, where, replicas=(there,))) == [1]
@@ -335,6 +342,15 @@ def test_a_quota_that_nothing_is_held_of_says_so() -> None:
     )
     nowhere = answer(FOUR, team="red", quotas={"red": {CLASS: 3}})
     assert list(why(nowhere)) == [""]
+
+
+def test_a_quota_does_not_hide_that_there_are_no_such_cards() -> None:
+    found = answer(FOUR, node(gpus=cards(2, gpu_class="l4-22g")), team="red", quotas={"red": {CLASS: 3}})
+    assert why(found)["a"] == (
+        "no node has h100-80g; the cluster has 2 l4-22g. Add a node with them, or change gpu_class of profile four; "
+        "besides: team red may hold 3 h100-80g and holds 0; this needs 4 more. "
+        "Raise it: llmgw ctl quota set red h100-80g 4"
+    )
 
 
 def test_faulty_cards_count_against_no_quota() -> None:

@@ -19,6 +19,15 @@ def test_a_few_nodes_are_named() -> None:
     assert told(turned("is lost", "is cordoned", "is lost")) == ("n0000, n0002 (p): is lost", "n0001 (p): is cordoned")
 
 
+def test_a_command_names_the_node_where_it_is_told_of_one_alone() -> None:
+    cordoned = "is cordoned; to use it: llmgw ctl uncordon NODE"
+    assert told(turned(cordoned, "is lost")) == (
+        "n0000 (p): is cordoned; to use it: llmgw ctl uncordon n0000",
+        "n0001 (p): is lost",
+    )
+    assert told(turned(cordoned, cordoned)) == (f"n0000, n0001 (p): {cordoned}",)
+
+
 def test_a_thousand_nodes_that_say_the_same_are_one_line() -> None:
     assert told(turned(*["is full"] * 1000)) == ("all 1,000 nodes (p): is full",)
     most = told(turned(*["is full"] * 1000, "is lost"))

@@ -62,8 +62,8 @@ def test_a_model_that_fits_nowhere_says_why_for_every_node(world: World) -> None
     actions.cordon_node(node=agent.node, actor=SYSTEM)
     world.run(2)
     assert ModelStatus.objects.get(model="smollm2").reasons == [
-        "one (cpu): has 17.2 GB of memory left, 500.0 GB are required; free some, or lower required_memory_gb",
-        "two (cpu): is cordoned; to use it: llmgw ctl uncordon NODE",
+        "one (cpu): has 17.2 GB of memory, 500.0 GB are required; add a larger node, or lower required_memory_gb",
+        "two (cpu): is cordoned; to use it: llmgw ctl uncordon two",
     ]
     assert world.told()[-1].startswith("Model smollm2 finds no place: one (cpu): has 17.2 GB")
     actions.uncordon_node(node=agent.node, actor=SYSTEM)
