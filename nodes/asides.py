@@ -14,7 +14,8 @@ from nodes import contest
 from nodes.alerts import WARN_BEFORE, Certified, Claim
 from nodes.models import Certificate, Node, NodeState
 from nodes.summary import UserLine
-from tenants.models import Usage
+from tenants.models import Usage, UsageSlot
+from tenants.usage import QUARTER
 
 LATELY = timedelta(minutes=5)
 """Who uses the cluster now: whose requests ended in this time."""
@@ -46,11 +47,12 @@ def users(now: datetime) -> tuple[UserLine, ...]:
 
 
 def last_used(models: Collection[str]) -> Mapping[str, datetime]:
-    """When requests by each of these names last ended. One query that looks at one row a model; none for no names."""
-    latest = Usage.objects.filter(model=OuterRef("name")).order_by("-at").values("at")[:1]
+    """By each of these names the end of the last quarter of an hour in which a request ended. One query that looks at
+    one row a model; none for no names."""
+    latest = UsageSlot.objects.filter(model=OuterRef("name")).order_by("-at").values("at")[:1]
     rows = catalog.models.Model.objects.filter(name__in=models).order_by()
     found = rows.values_list("name", Subquery(latest))
-    return {name: at for name, at in found if at is not None}
+    return {name: at + QUARTER for name, at in found if at is not None}
 
 
 def ending(now: datetime) -> tuple[Certified, ...]:

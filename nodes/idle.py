@@ -49,7 +49,7 @@ def askers(cluster: Cluster) -> Mapping[str, tuple[str, ...]]:
 
 
 def idle(cluster: Cluster, used: Mapping[str, datetime], now: datetime) -> tuple[IdleLine, ...]:
-    """Those that hold most cards first, then the longest idle. `used`: when requests by a name last ended."""
+    """Those that hold most cards first, then the longest idle. `used`: when requests by a name had last ended."""
     models = {model.name: model for model in cluster.models}
     asked = {status.model: status.demand_at for status in cluster.statuses if status.demand_at}
     resting = askers(cluster)

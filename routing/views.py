@@ -11,11 +11,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from routing import welcome
-from tenants import actions, usage
+from tenants import actions, finding, usage
 from tenants.access import members, person, private
 from tenants.audit import Actor
 from tenants.forms import KeyForm
-from tenants.models import Key, Project, Usage, User
+from tenants.models import Key, Project, User
 
 WAIT_S = 600
 """How long the page of a new key looks for its first call by itself."""
@@ -34,7 +34,7 @@ def home(request: HttpRequest) -> HttpResponse:
     context |= {
         "steps": steps,
         "all_done": all(step.done for step in steps),
-        "today": usage.today(now, Usage.objects.visible_to(user)),
+        "today": usage.total(usage.sums_of_today(now).visible_to(user)),
         "projects": usage.today_by_project(now, user, limit=10),
     }
     template = "routing/_home.html" if getattr(request, "htmx", False) else "routing/home.html"
@@ -76,8 +76,8 @@ def key_detail(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "key": key,
         "editable": Key.objects.editable_by(user).filter(pk=pk).exists(),
-        "today": usage.today(now, key.usage.all()),
-        "calls": usage.page(key.usage.all(), size=20).rows,
+        "today": usage.total(usage.sums_of_today(now).filter(key=key.pk)),
+        "calls": finding.of_key(key, 20),
         "now": now,
         **_first_call(key),
     }
@@ -93,7 +93,7 @@ def key_first_call(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _first_call(key: Key) -> dict[str, object]:
-    call = usage.first_call(key)
+    call = finding.call_of(key)
     answered = call is not None and call.status < usage.UNANSWERED_FROM
     age_s = (timezone.now() - key.made_at).total_seconds()
     return {"call": call, "answered": answered, "watching": not answered and age_s < WAIT_S}

@@ -1,23 +1,23 @@
 """Finding requests among millions: what is asked for, and pages of it whose cost does not grow with the table.
 
-Rows are read newest first along an index of (something, at): one lane for each project that a person sees, or the one
-of the key, project or model that they name. What no index knows is looked for among the next LOOKED_THROUGH rows only;
-a page then says how far back it looked.
+Rows are read newest first along an index of (project, at), or of time alone: one lane for each project that a person
+sees, or one through all rows. Everything else is looked for among the next LOOKED_THROUGH of them only; a page then
+says how far back it looked. By key and by model the search begins in the newest quarter of an hour whose sums have any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from django.db.models import Q, QuerySet
 
 from tenants.keys import PREFIX_LENGTH
-from tenants.models import Key, Project, Usage, User
-from tenants.usage import PAGE, Cursor, read_cursor, write_cursor
+from tenants.models import Key, Project, Usage, UsageSlot, User
+from tenants.usage import PAGE, QUARTER, Cursor, read_cursor, write_cursor
 
-LOOKED_THROUGH = 20_000
+LOOKED_THROUGH = 100_000
 MOST_LANES = 50
 """People who see more projects than this look through the rows of all."""
 MOST_PROJECTS = 10_000
@@ -71,7 +71,9 @@ def read(values: Mapping[str, str], user: User) -> Asked:
     problems: dict[str, str] = {}
     text = {name: values.get(name, "").replace("\0", "").strip()[:200] for name in FIELDS}
     projects, missing = _projects(text["project"], user, problems)
-    key = _key(text["key"], user, problems) if text["key"] else None
+    key, of_project = _key(text["key"], user, problems) if text["key"] else (None, None)
+    if of_project is not None:  # all that a key asked for is in its project's lane
+        projects = (of_project,) if projects is None or of_project in projects else ()
     if text["result"] and text["result"] not in RESULTS:
         problems["result"] = f"{text['result'][:40]} is no result. Say {', '.join(RESULTS)}."
     since, until = (_moment(name, text[name], problems) for name in ("since", "until"))
@@ -105,20 +107,21 @@ def _projects(text: str, user: User, problems: dict[str, str]) -> tuple[tuple[in
     return tuple(visible.order_by("pk").values_list("pk", flat=True)[:MOST_PROJECTS]), False
 
 
-def _key(text: str, user: User, problems: dict[str, str]) -> int | None:
-    """By number, or by what is seen of it; no more than that is looked at, should somebody paste all of it."""
+def _key(text: str, user: User, problems: dict[str, str]) -> tuple[int | None, int | None]:
+    """By number, or by what is seen of it; no more than that is looked at, should somebody paste all of it. With its
+    project."""
     keys = Key.objects.visible_to(user)
     number = _number(text)
     shown = text.rstrip("…")[:PREFIX_LENGTH]
     found = keys.filter(pk=number) if number is not None else keys.filter(prefix__startswith=shown)
-    some = list(found.order_by("pk").values_list("pk", flat=True)[:2])
+    some = list(found.order_by("pk").values_list("pk", "project")[:2])
     if len(some) == 1:
         return some[0]
     if some:
         problems["key"] = f"Several keys begin with {shown}; type more of it, or the key's number."
     else:
         problems["key"] = f"There is no key {shown} that you can see."
-    return None
+    return None, None
 
 
 def _number(text: str) -> int | None:
@@ -140,9 +143,14 @@ def _moment(name: str, text: str, problems: dict[str, str]) -> datetime | None:
 
 # --- the answer ------------------------------------------------------------------------------------------------------
 def find(wanted: Wanted, *, before: str = "", size: int = PAGE) -> Found:
-    """Newest first, from the cursor on. At most three queries, however many rows there are."""
-    lanes, rest = _lanes(wanted)
+    """Newest first, from the cursor on. At most four queries, however many rows there are."""
     cursor, floor = read_cursor(before), None
+    if wanted.key is not None or wanted.model:
+        end = _newest_end(wanted, cursor)
+        if end is None:
+            return Found((), "")
+        wanted = replace(wanted, until=end if wanted.until is None else min(wanted.until, end))
+    lanes, rest = _lanes(wanted)
     if rest and lanes:
         floor = _deepest([_between(lane, wanted, cursor) for lane in lanes], LOOKED_THROUGH // len(lanes))
         lanes = [lane.filter(rest) for lane in lanes]
@@ -153,6 +161,18 @@ def find(wanted: Wanted, *, before: str = "", size: int = PAGE) -> Found:
     if floor is not None:
         return Found(rows, write_cursor(*floor), looked_back_to=floor[0])
     return Found(rows, "")
+
+
+def of_key(key: Key, count: int, *, answered: bool = False) -> tuple[Usage, ...]:
+    """Its latest requests, at most so many, as far back as one page looks."""
+    wanted = Wanted(projects=(key.project_id,), key=key.pk, result="ok" if answered else "")
+    return find(wanted, size=count).rows
+
+
+def call_of(key: Key) -> Usage | None:
+    """The latest answered call of a key, else its latest other one, else None."""
+    found = of_key(key, 1, answered=True) or of_key(key, 1)
+    return found[0] if found else None
 
 
 def by_id(user: User, text: str) -> tuple[Usage, ...]:
@@ -172,16 +192,14 @@ def by_id(user: User, text: str) -> tuple[Usage, ...]:
 def _lanes(wanted: Wanted) -> tuple[list[QuerySet[Usage]], Q]:
     """Where to look, each in the order of an index, and what must still be true of the rows there."""
     rows, rest = Usage.objects.all(), Q()
-    lanes: list[QuerySet[Usage]]
-    if wanted.key is not None:
-        lanes = [rows.filter(key=wanted.key)]
-    elif wanted.projects is not None and len(wanted.projects) <= MOST_LANES:
+    lanes: list[QuerySet[Usage]] = [rows]
+    if wanted.projects is not None and len(wanted.projects) <= MOST_LANES:
         lanes = [rows.filter(project=project) for project in wanted.projects]
-    else:
-        lanes = [rows.filter(model=wanted.model) if wanted.model else rows]
-    if wanted.projects is not None and (wanted.key is not None or len(wanted.projects) > MOST_LANES):
+    elif wanted.projects is not None:
         rest &= Q(project__in=wanted.projects)
-    if wanted.model and (wanted.key is not None or wanted.projects is not None):
+    if wanted.key is not None:
+        rest &= Q(key=wanted.key)
+    if wanted.model:
         rest &= Q(model=wanted.model)
     if wanted.result:
         first, end = RESULTS[wanted.result]
@@ -189,6 +207,23 @@ def _lanes(wanted: Wanted) -> tuple[list[QuerySet[Usage]], Q]:
     if wanted.code:
         rest &= Q(error_code=wanted.code)
     return lanes, rest
+
+
+def _newest_end(wanted: Wanted, cursor: Cursor | None) -> datetime | None:
+    """Where the newest quarter of an hour ends that has such requests by its sums; None when there is none."""
+    sums = UsageSlot.objects.all()
+    if wanted.key is not None:
+        sums = sums.filter(key=wanted.key)
+    if wanted.model:
+        sums = sums.filter(model=wanted.model)
+    if wanted.projects is not None and wanted.key is None:
+        sums = sums.filter(project__in=wanted.projects)
+    if cursor is not None:
+        sums = sums.filter(at__lte=cursor[0])
+    if wanted.until is not None:
+        sums = sums.filter(at__lt=wanted.until)
+    newest = sums.order_by("-at").values_list("at", flat=True).first()
+    return None if newest is None else newest + QUARTER
 
 
 def _between(

@@ -229,7 +229,7 @@ class UsageSlot(models.Model):
                 fields=["at", "project", "key", "user", "model", "adapter"], name="one_slot_per_time_and_user"
             )
         ]
-        indexes = [models.Index(fields=["project", "at"]), models.Index(fields=["key", "at"])]
+        indexes = [models.Index(fields=[name, "at"]) for name in ("project", "key", "model")]
 
     def __str__(self) -> str:
         return f"{self.model} at {self.at:%Y-%m-%d %H:%M}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from tenants.limit_models import UsageSlotQuerySet
-from tenants.models import Key, Project, Usage, UsageSlot, User
+from tenants.models import Project, Usage, UsageSlot, User
 
 PAGE = 100
 QUARTER = timedelta(minutes=15)
@@ -57,19 +55,16 @@ _SUMS = {
 }
 
 
-def _totals(sums: Mapping[str, Any]) -> Totals:
+def totals(rows: QuerySet[Usage]) -> Totals:
+    """Of `rows`, which name their span. One query."""
+    sums = rows.aggregate(**_SUMS)
     return Totals(sums["requests"] or 0, sums["failed"] or 0, sums["prompt"] or 0, sums["completion"] or 0)
 
 
-def today(now: datetime, rows: QuerySet[Usage] | None = None) -> Totals:
-    """Since midnight UTC, of `rows` or of everybody. One query."""
-    rows = Usage.objects.all() if rows is None else rows
-    return totals(rows.filter(at__gte=midnight(now)))
-
-
-def totals(rows: QuerySet[Usage]) -> Totals:
-    """Of `rows`, which name their span. One query."""
-    return _totals(rows.aggregate(**_SUMS))
+def total(sums: UsageSlotQuerySet) -> Totals:
+    """Of sums by quarters of an hour, which name their span. One query."""
+    found = sums.aggregate(**{field.name: Sum(field.name) for field in fields(Totals)})
+    return Totals(**{name: value or 0 for name, value in found.items()})
 
 
 def sums_of_today(now: datetime) -> UsageSlotQuerySet:
@@ -87,12 +82,6 @@ def today_by_project(now: datetime, user: User, *, limit: int = 50) -> tuple[Pro
     names = Project.objects.filter(pk__in=found).values_list("pk", "name", "team__name")
     of = {pk: (name, team) for pk, name, team in names}
     return tuple(ProjectTotals(pk, *of[pk], used) for pk, used in found.items() if pk in of)
-
-
-def first_call(key: Key) -> Usage | None:
-    """The first answered call of a key, else its latest other one, else None. At most two queries."""
-    calls = key.usage.order_by("at", "pk")
-    return calls.filter(status__lt=UNANSWERED_FROM).first() or calls.last()
 
 
 def page(rows: QuerySet[Usage], *, before: str = "", size: int = PAGE) -> Page:

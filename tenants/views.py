@@ -129,7 +129,7 @@ def account(request: HttpRequest) -> HttpResponse:
         "this_session": request.session.session_key,
         "keys": keys[:20],
         "memberships": user.memberships.select_related("team__organisation").order_by("team__name")[:50],
-        "mine_today": usage.today(now, user.usage.all()),
+        "mine_today": usage.total(usage.sums_of_today(now).filter(user=user.pk)),
     }
     return render(request, "tenants/account.html", context)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 from django.utils import timezone
@@ -14,8 +16,9 @@ from agent import protocol
 from llmgw.core.models import Secret
 from nodes.engine_keys import SECRET_NAME, seal
 from nodes.models import Node, Replica, Shard
+from tenants import rollup
 from tenants.keys import new_secret
-from tenants.models import Key, Membership, Organisation, Project, Role, Team, User
+from tenants.models import Key, Membership, Organisation, Project, Role, Team, Usage, User
 
 _numbers = count(1)
 GIB = 1024**3
@@ -122,6 +125,24 @@ def make_replica(
     )
     Shard.objects.create(replica=row, node=node or make_node(), state=state, port=port, pid=4242, cores=4)
     return row
+
+
+def add_up(rows: Iterable[Usage]) -> None:
+    """The sums of these requests, which gateways write with them."""
+    names = ("model", "adapter", "status", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+    rollup.add(
+        cast(
+            rollup.Counted,
+            SimpleNamespace(
+                at=row.at.timestamp(),
+                project=row.project_id,
+                key=row.key_id,
+                user=row.user_id,
+                **{name: getattr(row, name) for name in names},
+            ),
+        )
+        for row in rows
+    )
 
 
 def sealed(node: str, spec: protocol.ShardSpec) -> protocol.ShardSpec:

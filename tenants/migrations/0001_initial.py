@@ -310,7 +310,7 @@ class Migration(migrations.Migration):
                 ('unpriced', models.BigIntegerField(help_text='Requests whose model had no price.')),
             ],
             options={
-                'indexes': [models.Index(fields=['project', 'at'], name='tenants_usa_project_4ea77a_idx'), models.Index(fields=['key', 'at'], name='tenants_usa_key_de3c72_idx')],
+                'indexes': [models.Index(fields=['project', 'at'], name='tenants_usa_project_4ea77a_idx'), models.Index(fields=['key', 'at'], name='tenants_usa_key_de3c72_idx'), models.Index(fields=['model', 'at'], name='tenants_usa_model_552a93_idx')],
                 'constraints': [models.UniqueConstraint(fields=('at', 'project', 'key', 'user', 'model', 'adapter'), name='one_slot_per_time_and_user')],
             },
         ),
@@ -353,14 +353,6 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='usage',
             index=models.Index(fields=['project', 'at'], name='tenants_usa_project_59a607_idx'),
-        ),
-        migrations.AddIndex(
-            model_name='usage',
-            index=models.Index(fields=['key', 'at'], name='tenants_usa_key_id_ff3956_idx'),
-        ),
-        migrations.AddIndex(
-            model_name='usage',
-            index=models.Index(fields=['model', 'at'], name='tenants_usa_model_1eb629_idx'),
         ),
         migrations.AddIndex(
             model_name='usage',

@@ -40,7 +40,9 @@ class World:
 def make_usage(project: Project, key: Key | None = None, **fields: Any) -> Usage:
     values = {"at": NOON, "route": "/v1/chat/completions", "model": "smollm2", "status": 200, "total_ms": 12.5}
     values |= {"prompt_tokens": 3, "completion_tokens": 4}
-    return Usage.objects.create(project=project, key=key, **{**values, **fields})
+    made = Usage.objects.create(project=project, key=key, **{**values, **fields})
+    factories.add_up([made])
+    return made
 
 
 def client(user: User | None, *scopes: str) -> Client:

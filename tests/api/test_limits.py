@@ -114,6 +114,7 @@ def test_a_lead_lowers_the_band_and_never_lifts_it_above_what_holds(world: World
 
 # --- budgets ---------------------------------------------------------------------------------------------------------
 def test_a_budget_is_made_changed_counted_and_removed(world: World) -> None:
+    UsageSlot.objects.all().delete()  # of the request that is there
     asks = client(world.alice)
     Price.objects.create(model="m", valid_from=NOON, input=1, output=1)
     body = {"subject": "key", "subject_id": world.key.pk, "unit": "money", "amount": "3.50", "period": "total"}
@@ -268,6 +269,7 @@ def rows_of(asks: Any, query: str) -> list[dict[str, Any]]:
 
 
 def test_usage_is_summed_by_day_and_hour_and_by_what_is_asked_for(world: World) -> None:
+    UsageSlot.objects.all().delete()  # of the request that is there
     times = [datetime(2026, 11, day, hour, 20, tzinfo=UTC).timestamp() for day in (27, 28, 29) for hour in (8, 23)]
     rollup.add([of(world.key, at=at, model=model, cost=7) for at in times for model in ("a", "b", "c")])
     rollup.add([Row(at=times[0], project=factories.make_project().pk)])
@@ -330,6 +332,7 @@ def test_a_wrong_question_is_named(world: World, query: str, field: str) -> None
 def test_a_page_of_sums_is_one_query_and_counts_nothing(
     world: World, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
+    UsageSlot.objects.all().delete()  # of the request that is there
     now = timezone.now()
     rollup.add([of(world.key, at=(now - timedelta(hours=hour)).timestamp()) for hour in range(50)])
     assert UsageSlot.objects.count() == 50

@@ -17,10 +17,10 @@ from tests import factories
 
 
 def make_usage(count: int = 1, *, key: Key | None = None, ended: datetime | None = None, **fields: Any) -> list[Usage]:
-    """`count` requests that ended a second apart, the newest at `ended`."""
+    """`count` requests that ended a second apart, the newest at `ended`, and their sums."""
     ended = ended or timezone.now()
     start = Usage.objects.count()
-    return Usage.objects.bulk_create(
+    made = Usage.objects.bulk_create(
         Usage(
             **{
                 "request_id": f"req-{start + number}",
@@ -41,6 +41,8 @@ def make_usage(count: int = 1, *, key: Key | None = None, ended: datetime | None
         )
         for number in range(count)
     )
+    factories.add_up(made)
+    return made
 
 
 def make_operator(name: str = "root") -> User:

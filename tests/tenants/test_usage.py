@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
 from tenants import rollup, usage
-from tenants.models import Role
+from tenants.models import Role, Usage
 from tests import factories
 from tests.pages import rows
 from tests.tenants.test_rollup import Row, of
@@ -24,12 +24,13 @@ def test_today_begins_at_midnight_utc_and_unknown_tokens_add_nothing() -> None:
     rows.make_usage(1, key=key, ended=usage.midnight(NOW) - timedelta(seconds=1))
     rows.make_usage(2, key=key, ended=NOW)
     rows.make_usage(1, key=key, ended=NOW, status=502, prompt_tokens=None, completion_tokens=None)
-    assert usage.today(NOW) == usage.Totals(requests=3, failed=1, prompt_tokens=24, completion_tokens=40)
+    assert usage.total(usage.sums_of_today(NOW)) == usage.Totals(3, 1, prompt_tokens=24, completion_tokens=40)
+    assert usage.totals(Usage.objects.filter(at__gte=usage.midnight(NOW))) == usage.total(usage.sums_of_today(NOW))
 
 
 @pytest.mark.django_db
 def test_a_day_without_requests_sums_to_nothing() -> None:
-    assert usage.today(NOW) == usage.Totals()
+    assert usage.total(usage.sums_of_today(NOW)) == usage.totals(Usage.objects.all()) == usage.Totals()
 
 
 @pytest.mark.django_db
@@ -57,24 +58,9 @@ def test_a_refused_request_and_one_whose_client_left_have_not_failed() -> None:
     key, _ = factories.make_key()
     for status in (200, 400, 429, 499, 500, 503):
         rows.make_usage(1, key=key, ended=NOW, status=status)
-    rollup.add([of(key, at=NOW.timestamp(), status=status) for status in (200, 400, 429, 499, 500, 503)])
-    assert usage.today(NOW).failed == 2
+    assert usage.totals(Usage.objects.all()).failed == 2
     (line,) = usage.today_by_project(NOW, rows.make_operator())
     assert (line.totals.requests, line.totals.failed) == (6, 2)
-
-
-@pytest.mark.django_db
-def test_the_first_call_is_the_first_that_was_answered() -> None:
-    key, _ = factories.make_key()
-    assert usage.first_call(key) is None
-    rows.make_usage(1, key=key, request_id="failed", status=400, ended=NOW - timedelta(seconds=9))
-    failed = usage.first_call(key)
-    assert failed is not None
-    assert failed.request_id == "failed"
-    rows.make_usage(2, key=key, ended=NOW)
-    answered = usage.first_call(key)
-    assert answered is not None
-    assert answered.at == NOW - timedelta(seconds=1)
 
 
 @given(st.datetimes(timezones=st.just(UTC), min_value=datetime(1000, 1, 1)), st.integers(1, 2**63 - 1))
