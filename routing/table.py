@@ -379,6 +379,6 @@ def nowhere(served: Served, now: float) -> Refusal:
         )
     return Refusal(
         "no_endpoint",
-        f"No replica serves model {name} and none is on its way. Ask an operator to start one.",
+        f"No replica serves model {name} and none is on its way. Ask an operator, who sees why with: llmgw why {name}",
         retry_after_s=NOWHERE_RETRY_S,
     )

@@ -116,6 +116,13 @@ def test_nowhere_to_go_has_its_own_code_for_each_reason(states: tuple[str, ...],
     assert "m" in refusal.message
 
 
+def test_why_a_model_has_no_replica_is_for_operators_who_are_told_where_it_stands() -> None:
+    """Where it finds no place names nodes, teams and what they hold: nothing for whoever has a key."""
+    assert nowhere(served(states=()), 0).message == (
+        "No replica serves model m and none is on its way. Ask an operator, who sees why with: llmgw why m"
+    )
+
+
 def test_a_model_that_does_not_start_says_why_and_when_it_is_tried_again() -> None:
     soon = Failing("m", "killed by signal 9", time.time() + 400)
     refusal = nowhere(replace(served(states=()), failing=soon), 0)
