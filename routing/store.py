@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
-from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -165,7 +163,7 @@ def _reconnect() -> None:
 
 _COLUMN_OF = {field.name: str(field.column) for field in Usage._meta.concrete_fields}
 _COLUMNS = tuple(_COLUMN_OF[name] for name in Record.__struct_fields__)
-_of_record = attrgetter(*Record.__struct_fields__)
+_encode = msgspec.json.Encoder().encode
 _AT, _EXPLAINED = (Record.__struct_fields__.index(name) for name in ("at", "explained"))
 ASKED_AT_ONCE = 500
 AT_ONCE = 50
@@ -218,29 +216,29 @@ def _insert_new(records: Sequence[Record]) -> None:
 def _insert(records: Sequence[Record]) -> None:
     """Usage rows and what they add to the sums, without model instances, whose making is most of what a bulk_create
     costs. Raises AlreadyThere when a request id is."""
-    moment = _moments()
-
-    def values(record: Record) -> list[Any]:
-        row = list(_of_record(record))
-        row[_AT] = moment(record.at)
-        if record.explained is not None:
-            row[_EXPLAINED] = msgspec.json.encode(record.explained).decode()
-        return row
-
-    rows = [values(record) for record in records]
-    whole = len(rows) - len(rows) % AT_ONCE
-    groups = [list(chain.from_iterable(rows[at : at + AT_ONCE])) for at in range(0, whole, AT_ONCE)]
-    inserted = 0
+    moment, inserted = _moments(), 0
+    whole = len(records) - len(records) % AT_ONCE
     with connection.cursor() as cursor:
-        if groups:
-            cursor.executemany(_MANY, groups)
-            inserted += cursor.rowcount
-        if rows[whole:]:
-            cursor.executemany(_ONE, rows[whole:])
-            inserted += cursor.rowcount
-    if inserted != len(rows):
+        for statement, rows, first, end in ((_MANY, AT_ONCE, 0, whole), (_ONE, 1, whole, len(records))):
+            if first < end:
+                groups = [_values(records[at : at + rows], moment) for at in range(first, end, rows)]
+                cursor.executemany(statement, groups)
+                inserted += cursor.rowcount
+    if inserted != len(records):
         raise AlreadyThere
     rollup.add(records)
+
+
+def _values(records: Sequence[Record], moment: Callable[[float], Any]) -> list[Any]:
+    """Of all their columns, one after the other: a list a row would only keep the garbage collector busy."""
+    values: list[Any] = []
+    for record in records:
+        row = len(values)
+        values += msgspec.structs.astuple(record)
+        values[row + _AT] = moment(record.at)
+        if record.explained is not None:
+            values[row + _EXPLAINED] = _encode(record.explained).decode()
+    return values
 
 
 def _new(records: Sequence[Record]) -> list[Record]:
