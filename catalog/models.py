@@ -22,7 +22,7 @@ _metrics = msgspec.json.Decoder(spec.Metrics).decode
 
 class ModelQuerySet(models.QuerySet["Model"]):
     def snapshot(self) -> tuple[spec.Model, ...]:
-        """The whole catalog, or these of it, in its order of declaration. Two queries."""
+        """The whole catalog, or these of it, in its order of declaration. Two queries, and one where there is none."""
         columns = (
             "pk",
             "name",
@@ -43,7 +43,7 @@ class ModelQuerySet(models.QuerySet["Model"]):
         )
         rows = raw.rows(self.order_by("position", "pk").values_list(*columns))
         # Profiles come second: else a model that is added in between would have none.
-        profiles = _profiles(Profile.objects.filter(model__in=self.values("pk")))
+        profiles = _profiles(Profile.objects.filter(model__in=self.values("pk"))) if rows else {}
         found = []
         for row in rows:
             pk, name, aliases, source, least, most, idle_timeout_s, fallbacks, routing_profile, *rest = row
