@@ -5,6 +5,7 @@ Only load and health change in place, in `Target`, which outlives the snapshots 
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -377,8 +378,9 @@ def nowhere(served: Served, now: float) -> Refusal:
             f"The engine of model {name} failed and is being started again. Try again in {DOWN_RETRY_S} s.",
             retry_after_s=DOWN_RETRY_S,
         )
+    why = f"llmgw why {shlex.quote(name)}"
     return Refusal(
         "no_endpoint",
-        f"No replica serves model {name} and none is on its way. Ask an operator, who sees why with: llmgw why {name}",
+        f"No replica serves model {name} and none is on its way. Ask an operator, who sees why with: {why}",
         retry_after_s=NOWHERE_RETRY_S,
     )

@@ -121,6 +121,7 @@ def test_why_a_model_has_no_replica_is_for_operators_who_are_told_where_it_stand
     assert nowhere(served(states=()), 0).message == (
         "No replica serves model m and none is on its way. Ask an operator, who sees why with: llmgw why m"
     )
+    assert nowhere(replace(served(states=()), name="it's m"), 0).message.endswith("""llmgw why 'it'"'"'s m'""")
 
 
 def test_a_model_that_does_not_start_says_why_and_when_it_is_tried_again() -> None:
