@@ -8,24 +8,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from routing.shapes import MAX_TOKENS, AnyAnswer, PlainAnswer, Tokens
 
-WHOLE_BYTES = 256 * 1024
+WHOLE_BYTES: Final = 256 * 1024
 """A JSON answer up to this size is decoded as a whole; of a larger one, and of streams, only the end is looked at."""
-TAIL_BYTES = 16 * 1024
-BYTES_PER_TOKEN = 4
+TAIL_BYTES: Final = 16 * 1024
+BYTES_PER_TOKEN: Final = 4
 
 
-UNKNOWN = Tokens()
+UNKNOWN: Final = Tokens()
 
 
-_plain = msgspec.json.Decoder(PlainAnswer)
-_answer = msgspec.json.Decoder(AnyAnswer)
-_USAGE = re.compile(rb'"(usage|timings)"\s*:\s*(?=\{)')
-_text = json.JSONDecoder()
+_plain: Final = msgspec.json.Decoder(PlainAnswer)
+_answer: Final = msgspec.json.Decoder(AnyAnswer)
+_USAGE: Final = re.compile(rb'"(usage|timings)"\s*:\s*(?=\{)')
+_text: Final = json.JSONDecoder()
 
 
 def of_answer(body: bytes) -> Tokens | None:

@@ -11,12 +11,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-LEAST_SHARE = 0.01
+LEAST_SHARE: Final = 0.01
 """Of admissions, for a band that is given less: nobody starves."""
-WHOLE = 1_000_000
+WHOLE: Final = 1_000_000
 """One admission, in the unit in which bands are owed some."""
-SMOOTHING = 1 / 16
+SMOOTHING: Final = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from routing.client import Client, ClientLeft, Headers
 from routing.openai import Refusal
 
-JSON = (b"content-type", b"application/json")
-NO_BUFFER: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-SMALL_BYTES = 64 * 1024
-LINGER_S = 2.0
+JSON: Final = (b"content-type", b"application/json")
+NO_BUFFER: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+SMALL_BYTES: Final = 64 * 1024
+LINGER_S: Final = 2.0
 """How long the rest of a refused body is read, so that its sender gets to read the answer."""
-EXPOSED = b"x-request-id, x-llmgw-model, x-llmgw-replica, x-llmgw-queue-ms, retry-after"
-PREFLIGHT_AGE = b"600"
+EXPOSED: Final = b"x-request-id, x-llmgw-model, x-llmgw-replica, x-llmgw-queue-ms, retry-after"
+PREFLIGHT_AGE: Final = b"600"
 
 
 def error_headers(refusal: Refusal, request_id: str) -> Headers:

@@ -9,9 +9,8 @@ failed after the first byte           --> the relay makes the break visible; not
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from catalog.spec import PREFIX_AFFINITY
 from routing import affinity, ejection, lora, measures, openai, outside, translated
@@ -19,6 +18,7 @@ from routing.adapters import Lost, NoRoom, NotLoaded
 from routing.client import ClientLeft
 from routing.explain import Attempt, Considered
 from routing.failures import Broken, ConnectFailed, Failed, Full, Silent, UpstreamError
+from routing.now import epoch, monotonic
 from routing.openai import Refusal
 from routing.relay import answer_headers, relay
 from routing.scheduling import scores
@@ -28,9 +28,9 @@ from routing.upstream import Connection
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-CHAT = b"/v1/chat/completions"
-SHOWN_BYTES = 300
-CONSIDERED_SHOWN = 16
+CHAT: Final = b"/v1/chat/completions"
+SHOWN_BYTES: Final = 300
+CONSIDERED_SHOWN: Final = 16
 
 
 async def serve(exchange: Exchange, served: Served) -> None:
@@ -44,7 +44,7 @@ async def serve(exchange: Exchange, served: Served) -> None:
     while True:
         if exchange.left:
             raise ClientLeft
-        now = time.monotonic()
+        now = monotonic()
         over = len(tried) >= bounds.attempts or now - exchange.started > bounds.first_byte_timeout_s
         target = None if over and tried else _choose(exchange, served, candidates(served, tried, now))
         if target is None:
@@ -154,7 +154,7 @@ async def _ask_for_chat(exchange: Exchange, served: Served, target: Target) -> C
 
 def _note_failure(exchange: Exchange, target: Target, *, soft: bool) -> None:
     before = target.health
-    target.health = ejection.failed(before, time.monotonic(), soft=soft)
+    target.health = ejection.failed(before, monotonic(), soft=soft)
     if target.health.ejections > before.ejections:
         measures.EJECTIONS.of(target.replica).value += 1
         exchange.say(logging.WARNING, f"Replica {target.replica} keeps failing and is left alone for a while")
@@ -169,7 +169,7 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
     connection = pool.idle()
     if connection is not None:
         exchange.connection = connection
-        exchange.deadline = time.monotonic() + bounds.first_byte_timeout_s
+        exchange.deadline = monotonic() + bounds.first_byte_timeout_s
         connection.send(head, exchange.body)
         try:
             await connection.head()
@@ -181,12 +181,12 @@ async def _open(exchange: Exchange, target: Target) -> Connection:
         else:
             return connection
     connection = exchange.connection = pool.open()
-    exchange.deadline = time.monotonic() + bounds.connect_timeout_s
+    exchange.deadline = monotonic() + bounds.connect_timeout_s
     try:
         await connection.connected()
     except Silent:
         raise ConnectFailed(f"no connection within {bounds.connect_timeout_s:g} s") from None
-    exchange.deadline = time.monotonic() + bounds.first_byte_timeout_s
+    exchange.deadline = monotonic() + bounds.first_byte_timeout_s
     connection.send(head, exchange.body)
     await connection.head()
     return connection
@@ -213,7 +213,7 @@ def _head(exchange: Exchange, target: Target) -> bytes:
 async def _check_status(connection: Connection, target: Target) -> None:
     status = connection.status
     if target.outside is not None and not target.outside.own:
-        outside.check_status(status, connection.answer.retry_after, time.time())
+        outside.check_status(status, connection.answer.retry_after, epoch())
         return
     if status in (401, 403):
         # Not this replica's key: most likely another process has its port.

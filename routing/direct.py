@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -14,8 +14,8 @@ from routing.run import Run, Signal
 if TYPE_CHECKING:
     from routing.edge import GatewayProtocol
 
-STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_OK = STATUS[200]
+STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_OK: Final = STATUS[200]
 _usual: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
 
 

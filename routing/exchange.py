@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -22,6 +22,7 @@ from routing.explain import Attempt, Considered, Skipped
 from routing.failures import Silent, UpstreamError
 from routing.heads import Head
 from routing.limits import Account, Hold
+from routing.now import epoch, monotonic
 from routing.openai import Refusal
 from routing.plane import Plane
 from routing.run import Run, Signal
@@ -32,14 +33,14 @@ from tenants.keys import PREFIX_LENGTH, Grant
 
 log = logging.getLogger(__name__)
 
-BODY_SILENCE_S = 30.0
-PROGRESS_S = 1.0
-DECODE_APART_BYTES = 128 * 1024
+BODY_SILENCE_S: Final = 30.0
+PROGRESS_S: Final = 1.0
+DECODE_APART_BYTES: Final = 128 * 1024
 """Compressed bodies beyond this are undone in a thread."""
 
-ANYONE = Grant(digest="", key_id=None, prefix="", project_id=None, user_id=None, models=None, expires_at=None)
+ANYONE: Final = Grant(digest="", key_id=None, prefix="", project_id=None, user_id=None, models=None, expires_at=None)
 """Whoever asks while `gateway.auth` is off."""
-_WHERE = "Your project's page makes a new one."
+_WHERE: Final = "Your project's page makes a new one."
 
 
 class Exchange:
@@ -102,7 +103,7 @@ class Exchange:
             client.on_left = self.client_left
         self.path, self.method, self.headers = head.path, head.method, head.headers
         self.request_id = plane.next_id()
-        self.started = time.monotonic()
+        self.started = monotonic()
         self.translation = translate.for_route(head.path)
 
     # --- from outside ------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Exchange:
                 "key_unknown",
                 f"{_shown_key(token)} does not exist or was revoked. Make a new one on your project's page.",
             )
-        if grant.expires_at is not None and grant.expired(time.time()):
+        if grant.expires_at is not None and grant.expired(epoch()):
             raise Refusal("key_unknown", f"{_shown_key(token)} has expired. {_WHERE}")
         self.account = self.plane.limiter.account(grant)
         return grant
@@ -217,7 +218,7 @@ class Exchange:
         if more:
             parts, size = [body], len(body)
             while more:
-                self.deadline = time.monotonic() + BODY_SILENCE_S
+                self.deadline = monotonic() + BODY_SILENCE_S
                 body, more = await self.client.read()
                 parts.append(body)
                 size += len(body)
@@ -299,7 +300,7 @@ class Exchange:
 
     async def say_progress(self, stage: bytes) -> bool:
         """GW-35: how it stands, as a comment that every client of SSE skips. False: it was said a moment ago."""
-        now = time.monotonic()
+        now = monotonic()
         if now < self._say_again_at:
             return False
         self._say_again_at = now + PROGRESS_S
@@ -334,7 +335,7 @@ class Exchange:
             return
         headers = answers.error_headers(refusal, self.request_id)
         if self.account is not None:
-            headers += self.account.headers(time.monotonic())
+            headers += self.account.headers(monotonic())
         headers += answers.cors(self.plane.cors, self.headers.get(b"origin"))
         if self.served is not None:
             headers.append((b"x-llmgw-queue-ms", b"%d" % self.queue_ms))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Final
 
 from tenants.keys import MAX_LENGTH
 
-PASSED = frozenset(
+PASSED: Final = frozenset(
     (
         b"content-type",
         b"accept",
@@ -26,7 +27,7 @@ PASSED = frozenset(
     )
 )
 """The client's headers that an engine gets; no other, so no credential ever does."""
-_READ = frozenset(
+_READ: Final = frozenset(
     (
         b"authorization",
         b"x-api-key",
@@ -40,8 +41,8 @@ _READ = frozenset(
         b"x-llmgw-progress",
     )
 )
-_LENGTH = re.compile(rb"\r\ncontent-length:[ ]*([0-9]{1,10})(?=\r\n)", re.IGNORECASE)
-LONGEST = 8192
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ ]*([0-9]{1,10})(?=\r\n)", re.IGNORECASE)
+LONGEST: Final = 8192
 """Longer heads are not worth keeping a copy of."""
 
 

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,15 +21,15 @@ from routing.shapes import Record
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 8 * 1024 * 1024
-KEPT_SEGMENTS = 2
-MEMORY_RECORDS = 20_000
+SEGMENT_BYTES: Final = 8 * 1024 * 1024
+KEPT_SEGMENTS: Final = 2
+MEMORY_RECORDS: Final = 20_000
 """How many records are kept in memory while the disk takes none."""
-SUFFIX = ".jsonl"
+SUFFIX: Final = ".jsonl"
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Record).decode
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Record).decode
 
 
 class Journal:

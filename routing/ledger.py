@@ -8,9 +8,9 @@ a later read, it is counted here as well. So spend is at worst counted twice for
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-MOST_READS = 8
+MOST_READS: Final = 8
 """Reads without an answer that are told apart; what belongs to earlier ones waits for a later answer."""
 
 K = TypeVar("K")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf
+from typing import Final
 
 from routing.ledger import Ledger
 from routing.over import DUST, MONEY, QUOTA, REQUESTS, SLOTS, TOKENS, Over, over
@@ -18,7 +19,7 @@ from tenants.keys import Grant
 from tenants.limits import Budget, Limit, Period
 from tenants.periods import bounds
 
-MINUTE_S = 60.0
+MINUTE_S: Final = 60.0
 
 Name = tuple[int, str, int]
 Header = tuple[bytes, bytes]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from llmgw.core.metrics import Cell, Computed, Counter, Histogram
+from typing import Final
+
+from llmgw.core.cells import Cell
+from llmgw.core.metrics import Computed, Counter, Histogram
 from routing.shapes import Tokens
 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -113,7 +116,7 @@ class Meters:
                 PER_TOKEN.of(self._model).observe((total_s - first_s) / (tokens.completion - 1))
 
 
-_meters: dict[str, Meters] = {}
+_meters: Final[dict[str, Meters]] = {}
 
 
 def of_model(model: str) -> Meters:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -17,21 +17,21 @@ from routing.openai import Refusal
 
 Policy = frozenset[str] | None
 """The hosts that may be named; None: any address may."""
-MAX_DEPTH = 64
-MAX_VALUES = 200_000
+MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 200_000
 """Objects, lists and media in a body: to look through more would hold everybody else up."""
-_ESCAPE = re.compile(rb"\\u00[2-7]")
+_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
 """How JSON can hide a letter of ASCII, and so of a field's name."""
-_NAMED = re.compile(rb'"(?:(?<=url")|image|audio|video|file|input_)')
+_NAMED: Final = re.compile(rb'"(?:(?<=url")|image|audio|video|file|input_)')
 """What begins or ends the names in `_MEDIA`, and `url`. It begins with a quote, which is found much faster than any of
 them, and a long prompt has few."""
-_MEDIA = frozenset(
+_MEDIA: Final = frozenset(
     f"{before}{kind}{after}"
     for before in ("", "input_")
     for kind in ("image", "audio", "video", "file")
     for after in ("", "s", "_url", "_data")
 )
-_LABELS = frozenset(
+_LABELS: Final = frozenset(
     {
         "type",
         "format",
@@ -48,12 +48,12 @@ _LABELS = frozenset(
     }
 )
 """Members of a content part that say something about it and are never fetched."""
-_UNSEEN = frozenset({"tools", "functions", "response_format", "metadata"})
+_UNSEEN: Final = frozenset({"tools", "functions", "response_format", "metadata"})
 """Members of a body that hold people's own JSON, where such a name means nothing."""
-_ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:/[!-\[\]-~]*)?\Z")
-_LOOKED_AT = 1024
-_SHORTEST_BASE64 = 64
-_decode = msgspec.json.Decoder().decode
+_ADDRESS: Final = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:/[!-\[\]-~]*)?\Z")
+_LOOKED_AT: Final = 1024
+_SHORTEST_BASE64: Final = 64
+_decode: Final = msgspec.json.Decoder().decode
 Where = tuple[Any, str | int] | None
 """The way to a value: its parent's, and its name or number there."""
 

@@ -10,15 +10,16 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from routing.shapes import Card, Cards, Envelope, ErrorBody, Peek, Said, Span
 
-INCLUDE_USAGE = b'{"include_usage":true}'
-USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+INCLUDE_USAGE: Final = b'{"include_usage":true}'
+USAGE_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Routes whose streams carry usage only when `stream_options` asks for it."""
-KNOWN_ROUTES = USAGE_ROUTES | {
+KNOWN_ROUTES: Final = USAGE_ROUTES | {
     "/v1/embeddings",
     "/v1/responses",
     "/v1/rerank",
@@ -27,16 +28,16 @@ KNOWN_ROUTES = USAGE_ROUTES | {
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 }
-GENERATING_ROUTES = USAGE_ROUTES | {"/v1/responses", "/v1/messages"}
+GENERATING_ROUTES: Final = USAGE_ROUTES | {"/v1/responses", "/v1/messages"}
 """Routes whose answers are as long as their requests allow."""
-ENGINE_ADMIN = re.compile(r"^/v1/(load_lora_adapter|unload_lora_adapter|adapters|streams?)(/|$)")
+ENGINE_ADMIN: Final = re.compile(r"^/v1/(load_lora_adapter|unload_lora_adapter|adapters|streams?)(/|$)")
 """Routes of engines that change the engine or show other people's requests; never passed on."""
-SUGGEST_AMONG = 200
+SUGGEST_AMONG: Final = 200
 """Names that a wrong one is compared with; that takes longer than all else in a request."""
-SAID_CHARACTERS = 4096
-COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+SAID_CHARACTERS: Final = 4096
+COMPRESSED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """How gzip and zstd begin."""
-UTF8_SLICE = 1 << 20
+UTF8_SLICE: Final = 1 << 20
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ class Kind:
     """Whether the answer carries Retry-After."""
 
 
-ERRORS: dict[str, Kind] = {
+ERRORS: Final[dict[str, Kind]] = {
     "request_malformed": Kind(400, "invalid_request_error"),
     "headers_too_large": Kind(431, "invalid_request_error"),
     "headers_too_slow": Kind(408, "invalid_request_error"),
@@ -92,7 +93,7 @@ class Refusal(Exception):
         self.retry_after_s = max(1, round(retry_after_s or 1)) if self.kind.retry else None
 
 
-_encoder = msgspec.json.Encoder()
+_encoder: Final = msgspec.json.Encoder()
 
 
 def envelope(refusal: Refusal) -> bytes:
@@ -109,7 +110,7 @@ def stopping() -> Refusal:
     return Refusal("gateway_stopping", "This gateway is being restarted. Try again in a moment.", retry_after_s=1)
 
 
-_said = msgspec.json.Decoder(Said)
+_said: Final = msgspec.json.Decoder(Said)
 
 
 def is_error(body: bytes) -> bool:
@@ -160,11 +161,11 @@ def model_unknown(name: str, visible: Iterable[str]) -> Refusal:
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ANY = msgspec.json.Decoder()
-_STRING = msgspec.json.Decoder(str)
-_MEMBER = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
-_SPACE = re.compile(rb"[ \t\n\r]*")
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANY: Final = msgspec.json.Decoder()
+_STRING: Final = msgspec.json.Decoder(str)
+_MEMBER: Final = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
+_SPACE: Final = re.compile(rb"[ \t\n\r]*")
 
 
 def peek(body: bytes) -> Peek:
@@ -197,12 +198,12 @@ def peek(body: bytes) -> Peek:
     )
 
 
-MAX_CHOICES = 128
-MAX_MEMBERS = 1000
-MAX_MEMBER_NAME = 1000
-MAX_VALUE_BYTES = 16 * 1024
+MAX_CHOICES: Final = 128
+MAX_MEMBERS: Final = 1000
+MAX_MEMBER_NAME: Final = 1000
+MAX_VALUE_BYTES: Final = 16 * 1024
 """Characters. Longer names and more members than these would take the time of everybody's requests to look at."""
-BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def _value(members: dict[str, msgspec.Raw], name: str) -> object:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from catalog import spec
 from llmgw.config import Settings
@@ -17,6 +16,7 @@ from routing.admission import Band
 from routing.bounds import Bounds
 from routing.journal import Journal
 from routing.limits import Limiter
+from routing.now import monotonic
 from routing.openai import Refusal
 from routing.pools import Pools
 from routing.sharing import Share
@@ -25,10 +25,10 @@ from routing.table import EMPTY, Rules, Table
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-STORE_RETRY_S = 5
-LOW_BITS = 12
-LOW = (1 << LOW_BITS) - 1
-_DIGITS = [f"{number:03x}" for number in range(LOW + 1)]
+STORE_RETRY_S: Final = 5
+LOW_BITS: Final = 12
+LOW: Final = (1 << LOW_BITS) - 1
+_DIGITS: Final = [f"{number:03x}" for number in range(LOW + 1)]
 """Made once: to format a number costs more than most steps of a request."""
 
 
@@ -169,7 +169,7 @@ class Plane:
             metric.source = lambda name=name: self._known(name)  # type: ignore[misc]
 
     def _age(self) -> list[tuple[tuple[str, ...], float]]:
-        return [] if self.confirmed_at is None else [((), time.monotonic() - self.confirmed_at)]
+        return [] if self.confirmed_at is None else [((), monotonic() - self.confirmed_at)]
 
     def _endpoints(self) -> list[tuple[tuple[str, ...], float]]:
         counts: dict[tuple[str, ...], float] = {}

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Hashable
 from math import inf
-from typing import cast
+from typing import Final, cast
 
 from routing.dialing import Line
 from routing.failures import Broken, ConnectFailed, Full, UpstreamError
 from routing.heads import Known
+from routing.now import monotonic
 from routing.table import Target
 from routing.upstream import Answer, Connection
 
-IDLE_S = 4.0
+IDLE_S: Final = 4.0
 """Engines close kept-alive connections after 5 s or more; ours go first."""
-MAX_IDLE = 256
-MAX_CONNECTIONS = 2048
+MAX_IDLE: Final = 256
+MAX_CONNECTIONS: Final = 2048
 """Per endpoint."""
 
 
@@ -79,7 +79,7 @@ class Pool:
             assert connection.transport is not None
             connection.transport.close()
             return
-        connection.idle, connection.idle_since = True, time.monotonic()
+        connection.idle, connection.idle_since = True, monotonic()
         self._idle.append(connection)
 
     def closed(self, connection: Connection) -> None:

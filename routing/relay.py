@@ -7,9 +7,8 @@ elsewhere. After the first byte a break is made visible: a stream gets one `erro
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +16,7 @@ from routing import accounting, answers, openai
 from routing.client import ClientLeft, Headers
 from routing.direct import DirectClient
 from routing.failures import Broken, Silent, UpstreamError
+from routing.now import monotonic
 from routing.openai import Refusal
 from routing.shapes import Tokens
 from routing.sse import EVENT_LIMIT_BYTES, Stream
@@ -25,9 +25,9 @@ from routing.upstream import Connection
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-HOLD_BYTES = 256 * 1024
-NO_CONTENT = 204
-_json = msgspec.json.Decoder()
+HOLD_BYTES: Final = 256 * 1024
+NO_CONTENT: Final = 204
+_json: Final = msgspec.json.Decoder()
 
 
 def relay(exchange: Exchange, connection: Connection) -> Coroutine[Any, Any, None]:
@@ -50,7 +50,7 @@ def answer_headers(exchange: Exchange, connection: Connection) -> Headers:
         *connection.answer.kept,
     ]
     if exchange.account is not None:
-        headers += exchange.account.headers(time.monotonic())
+        headers += exchange.account.headers(monotonic())
     if exchange.plane.cors:
         headers += answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
     return headers
@@ -64,7 +64,7 @@ def _lines(exchange: Exchange, connection: Connection) -> bytes:
     lines = b"x-request-id: " + exchange.request_id.encode() + waited
     lines += target.answer_lines + connection.answer.kept_lines
     if exchange.account is not None:
-        lines += exchange.account.lines(time.monotonic())
+        lines += exchange.account.lines(monotonic())
     if exchange.plane.cors:
         cors = answers.cors(exchange.plane.cors, exchange.headers.get(b"origin"))
         lines += b"".join(b"%b: %b\r\n" % pair for pair in cors)
@@ -75,11 +75,11 @@ async def _whole(exchange: Exchange, connection: Connection) -> None:
     body = connection.take()
     while not connection.ended and len(body) <= HOLD_BYTES:
         if body:
-            exchange.deadline = time.monotonic() + exchange.plane.bounds.idle_timeout_s
+            exchange.deadline = monotonic() + exchange.plane.bounds.idle_timeout_s
         if await connection.more():
             body += connection.take()
     if exchange.first_byte_at is None:
-        exchange.first_byte_at = time.monotonic()
+        exchange.first_byte_at = monotonic()
     if not connection.ended:
         await _pass(exchange, connection, body)
         return
@@ -128,7 +128,7 @@ async def _pass(exchange: Exchange, connection: Connection, first: bytes) -> Non
     if not first and await connection.more():
         first = connection.take()
     if exchange.first_byte_at is None:
-        exchange.first_byte_at = time.monotonic()
+        exchange.first_byte_at = monotonic()
     if length is not None:
         headers.append((b"content-length", length))
     exchange.answering = True
@@ -153,7 +153,7 @@ async def _pass(exchange: Exchange, connection: Connection, first: bytes) -> Non
 async def _stream(exchange: Exchange, connection: Connection, headers: Headers) -> None:
     stream = Stream(removing=exchange.add_usage)
     await connection.more()  # still within the limit for the first byte: a head often comes before the prompt is read
-    exchange.first_byte_at = time.monotonic()
+    exchange.first_byte_at = monotonic()
     exchange.answering = True
     headers += answers.NO_BUFFER
     client, status = exchange.client, connection.status
@@ -195,7 +195,7 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
     idle_s = exchange.plane.bounds.idle_timeout_s
 
     def pass_on(data: bytes, framed: bytes | None) -> None:
-        exchange.deadline = time.monotonic() + idle_s
+        exchange.deadline = monotonic() + idle_s
         passed = stream.feed(data)
         if stream.done and not exchange.recorded:  # before the client can see the end
             record_stream(exchange, connection.status, "", stream)
@@ -206,12 +206,12 @@ async def _pipe(exchange: Exchange, connection: Connection, stream: Stream, clie
             connection.pause()
 
     def go_on() -> None:
-        exchange.deadline = time.monotonic() + idle_s
+        exchange.deadline = monotonic() + idle_s
         exchange.sending = False
         connection.resume()
 
     client.on_drained = go_on
-    exchange.deadline = time.monotonic() + idle_s
+    exchange.deadline = monotonic() + idle_s
     await connection.pipe(pass_on)
 
 
@@ -220,7 +220,7 @@ def cut() -> Broken:
 
 
 async def _next(exchange: Exchange, connection: Connection) -> bool:
-    exchange.deadline = time.monotonic() + exchange.plane.bounds.idle_timeout_s
+    exchange.deadline = monotonic() + exchange.plane.bounds.idle_timeout_s
     return await connection.more()
 
 

@@ -23,6 +23,8 @@ class _Now:
 
 _now: Final = _Now()
 _OVER: Final[Any] = object()
+_next: Final = next
+"""A name of `builtins` that the compiler does not know is looked up there each time."""
 
 
 class Signal:
@@ -96,7 +98,7 @@ class Run:
                 self._cancelling = False
                 error = asyncio.CancelledError()
             # An end that is no exception costs less, and each request has one.
-            waits = next(steps, _OVER) if error is None else steps.throw(error)
+            waits = _next(steps, _OVER) if error is None else steps.throw(error)
         except (StopIteration, asyncio.CancelledError):
             self._over()
         except BaseException as failure:

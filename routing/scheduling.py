@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from routing.affinity import Index
 
-SPREAD = 1.25
+SPREAD: Final = 1.25
 """How far above the others' mean load an endpoint may be before affinity to it ends…"""
 SLACK, SLACK_REQUESTS = 0.25, 2
 """…beyond a quarter of what it serves at once, or two requests where that is more."""
-REMEMBERED_GONE = 64
+REMEMBERED_GONE: Final = 64
 
 
 class Candidate:

@@ -8,8 +8,7 @@ that is loading. What was reserved is settled with the record (see routing.excha
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,6 +16,7 @@ from routing import attempts, measures, openai
 from routing.admission import QueueFull, Ticket
 from routing.client import ClientLeft
 from routing.explain import Skipped
+from routing.now import epoch, monotonic
 from routing.openai import Refusal
 from routing.over import Over
 from routing.run import Signal
@@ -27,12 +27,14 @@ from tenants import money
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-MOVES_ON = frozenset({"no_endpoint", "model_loading", "engine_down", "engine_busy", "engine_failed", "rate_limited"})
+MOVES_ON: Final = frozenset(
+    {"no_endpoint", "model_loading", "engine_down", "engine_busy", "engine_failed", "rate_limited"}
+)
 """Refusals after which a fallback is tried. `rate_limited` is a provider's here: the key's own limits come before."""
-LOOK_S = 1.0
+LOOK_S: Final = 1.0
 """How often a waiting request looks around, and says how it stands when it was asked to."""
-BUSY_RETRY_S = 2.0
-BYTES_PER_TOKEN = 4
+BUSY_RETRY_S: Final = 2.0
+BYTES_PER_TOKEN: Final = 4
 
 
 async def serve(exchange: Exchange, served: Served) -> None:
@@ -79,7 +81,7 @@ async def _reserve(exchange: Exchange, chain: tuple[Served, ...]) -> None:
     account, share = exchange.account, exchange.plane.share
     assert account is not None, "asked only where something limits the key"
     prompt, completion = _estimate(exchange)
-    wall = time.time()
+    wall = epoch()
     cost = 0
     for served in chain:
         price = served.price(wall) if served.prices else None
@@ -87,7 +89,7 @@ async def _reserve(exchange: Exchange, chain: tuple[Served, ...]) -> None:
             cost = max(cost, money.cost(price, prompt=prompt, cached=0, completion=completion))
     exchange.reserved_tokens = prompt + completion
     try:
-        hold = account.try_reserve(prompt + completion, cost, time.monotonic())
+        hold = account.try_reserve(prompt + completion, cost, monotonic())
         if hold is None:
             assert share is not None, "leases are used up only where there are some"
             hold = await asyncio.create_task(share.reserve(account, prompt + completion, cost))
@@ -114,7 +116,7 @@ async def _serve_one(exchange: Exchange, served: Served, wait_s: float, *, waits
     exchange.served = served
     if served.on_demand:
         plane.wanted(served.name, cold=not served.targets)
-    now = time.monotonic()
+    now = monotonic()
     if not served.targets and not (waits_to_load and coming(served)):
         raise nowhere(served, now)
     grant = exchange.grant
@@ -130,7 +132,7 @@ async def _serve_one(exchange: Exchange, served: Served, wait_s: float, *, waits
             served = await _wait(exchange, served, ticket, wait_s, waits_to_load=waits_to_load)
         await attempts.serve(exchange, served)
     finally:
-        admission.end(ticket, time.monotonic())
+        admission.end(ticket, monotonic())
 
 
 def _busy(served: Served, waiting: int) -> Refusal:
@@ -146,7 +148,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
     admission, loop = served.standing.admission, asyncio.get_running_loop()
     # Not at once: whoever frees a place must be done with it before the next one sends anything.
     ticket.wake = lambda: loop.call_soon(news.set)  # type: ignore[assignment]
-    began = time.monotonic()
+    began = monotonic()
     exchange.position = admission.position(ticket)
     size = len(exchange.raw_body)
     plane.waiting_bytes += size
@@ -156,7 +158,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
         while True:
             if exchange.left:
                 raise ClientLeft
-            now = time.monotonic()
+            now = monotonic()
             served = _now_served(exchange, served)
             if ticket.admitted:
                 return served
@@ -174,7 +176,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
     finally:
         plane.waiting_bytes -= size
         exchange.look_at = None
-        exchange.queue_ms += round((time.monotonic() - began) * 1e3, 3)
+        exchange.queue_ms += round((monotonic() - began) * 1e3, 3)
 
 
 def _now_served(exchange: Exchange, served: Served) -> Served:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from routing import measures, openai
 from routing.explain import Explained
+from routing.now import epoch, monotonic
 from routing.shapes import Record, Tokens
 from tenants import money
 
 if TYPE_CHECKING:
     from routing.exchange import Exchange
 
-SHOWN = 10
+SHOWN: Final = 10
 """Attempts, and models passed over, in an explanation."""
-LONGEST_NAME = 200
-LONGEST_ROUTE = 60
+LONGEST_NAME: Final = 200
+LONGEST_ROUTE: Final = 60
 
 
 def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed: bool) -> None:
     """Called once a request, before the last byte of its answer is sent. Without a key nothing is recorded."""
-    now = time.monotonic()
+    now = monotonic()
     served, target, grant = exchange.served, exchange.target, exchange.grant
     model = served.name if served is not None else ""
     path, started, first = exchange.path, exchange.started, exchange.first_byte_at
@@ -33,7 +33,7 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
     if grant is None:
         return
     shown = target if target is not None and target.model == model else None  # perhaps another's of the chain
-    wall = time.time()
+    wall = epoch()
     cost = _cost(exchange, tokens, wall)
     try:
         exchange.plane.journal.append(

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from typing import Final
 
 import msgspec
 
 from routing.accounting import TAIL_BYTES
 from routing.shapes import UsageChunk
 
-HOLD_BYTES = 16 * 1024
-EVENT_LIMIT_BYTES = 16 * 1024 * 1024
+HOLD_BYTES: Final = 16 * 1024
+EVENT_LIMIT_BYTES: Final = 16 * 1024 * 1024
 """A stream whose event does not end within this is cut."""
-HEAD_BYTES = 4 * 1024
-KEPT_BYTES = 4 * 1024
+HEAD_BYTES: Final = 4 * 1024
+KEPT_BYTES: Final = 4 * 1024
 """How much of the end is kept for its usage, besides the last read."""
 
 # A lone CR at the end of what was read may be the first half of CRLF, so it ends nothing yet.
-_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
-_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
-_DATA = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
+_EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
+_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+_DATA: Final = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
 
 
-_chunk = msgspec.json.Decoder(UsageChunk)
+_chunk: Final = msgspec.json.Decoder(UsageChunk)
 
 
 class Stream:

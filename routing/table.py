@@ -6,9 +6,9 @@ Only load and health change in place, in `Target`, which outlives the snapshots 
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -19,17 +19,18 @@ from nodes.engine_keys import engine_key
 from nodes.state import Endpoint
 from routing import ejection, lora, mappings
 from routing.admission import Admission, Band
+from routing.now import epoch
 from routing.openai import Refusal
 from routing.outside import Outside, joined
 from routing.scheduling import Candidate, Chooser
 from tenants.keys import Grant
 from tenants.money import Price
 
-ON_THE_WAY = ("fetching", "installing", "starting", "loading", "ready")
-LOADING_RETRY_S = 5
-DOWN_RETRY_S = 5
-NOWHERE_RETRY_S = 30
-SHOWN_REASON = 200
+ON_THE_WAY: Final = ("fetching", "installing", "starting", "loading", "ready")
+LOADING_RETRY_S: Final = 5
+DOWN_RETRY_S: Final = 5
+NOWHERE_RETRY_S: Final = 30
+SHOWN_REASON: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class Table:
         return (name for name, served in self.names.items() if grant.allows(served.allowed_as))
 
 
-EMPTY = Table(revision=-1)
+EMPTY: Final = Table(revision=-1)
 
 
 def build(contents: Contents, previous: Table, rules: Rules = Rules()) -> Table:
@@ -365,7 +366,7 @@ def nowhere(served: Served, now: float) -> Refusal:
             retry_after_s=LOADING_RETRY_S,
         )
     if served.failing is not None:
-        wait_s = max(float(DOWN_RETRY_S), served.failing.next_try_at - time.time())
+        wait_s = max(float(DOWN_RETRY_S), served.failing.next_try_at - epoch())
         reason = f" ({served.failing.reason[:SHOWN_REASON]})" if served.failing.reason else ""
         return Refusal(
             "engine_down",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
@@ -22,14 +22,14 @@ from routing.run import Signal
 if TYPE_CHECKING:
     from routing.pools import Pool
 
-HIGH_WATER_BYTES = 64 * 1024
+HIGH_WATER_BYTES: Final = 64 * 1024
 """Unread bytes of one answer after which no more is read from the engine."""
-HEAD_LIMIT_BYTES = 64 * 1024
-_SIZES = {b"%x" % size: size for size in range(1, 8192)} | {b"%X" % size: size for size in range(1, 8192)}
+HEAD_LIMIT_BYTES: Final = 64 * 1024
+_SIZES: Final = {b"%x" % size: size for size in range(1, 8192)} | {b"%X" % size: size for size in range(1, 8192)}
 """Chunk sizes as they are usually written; any other goes to the parser."""
-_BODILESS = frozenset({204, 304})
+_BODILESS: Final = frozenset({204, 304})
 """Statuses whose answers have no body, whatever length they tell."""
-_KEPT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
+_KEPT: Final = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"retry-after"})
 
 
 class Answer:
@@ -57,7 +57,7 @@ class Answer:
                 self.retry_after = value
 
 
-_NOTHING = Answer(0, [])
+_NOTHING: Final = Answer(0, [])
 
 
 class Connection:  # a protocol of asyncio by its methods: derived from asyncio.Protocol, it could not be compiled whole

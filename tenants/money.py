@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
-UNITS = 10**8
-MILLION = 1_000_000
+UNITS: Final = 10**8
+MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

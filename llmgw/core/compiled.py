@@ -30,6 +30,7 @@ ASKED = "LLMGW_COMPILED"
 state = "as source"
 """How the request path runs, in words."""
 MODULES = (
+    "llmgw.core.cells",
     "routing.accounting",
     "routing.admission",
     "routing.answers",
@@ -44,6 +45,7 @@ MODULES = (
     "routing.limits",
     "routing.measures",
     "routing.media",
+    "routing.now",
     "routing.openai",
     "routing.plane",
     "routing.pools",

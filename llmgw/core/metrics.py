@@ -6,13 +6,14 @@ counts for itself, on one thread at a time.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from llmgw.core.cells import Buckets, Cell
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -24,30 +25,6 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 declared: list[Family[Cell] | Family[Buckets] | Computed] = []
 """Every metric that exists, in order of declaration."""
-
-
-class Cell:
-    """One counter or gauge: add to `value`."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-
-class Buckets:
-    """One histogram."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
 
 T = TypeVar("T", Cell, Buckets)
