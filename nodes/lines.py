@@ -1,6 +1,6 @@
 """Nodes, models and replicas as lines that a person compares, for the summary and for lists of them. Pure.
 
-`None` is unknown (shown as "-"), never zero.
+`None` is unknown (shown as "-"), never zero. Thousands are made for a page, hence structs.
 """
 
 from __future__ import annotations
