@@ -258,7 +258,7 @@ def gpu_node(name: str, count: int = 8, *, free_bytes: int = 500 * GIB, **fields
         ),
         (
             {"gpu_class": "h100-80g", "gpus_per_node": 1, "min_disk_gb": 900},
-            "a, b (gpu): has 536.8 GB of disk free, and min_disk_gb asks for 900.0 GB; free some",
+            "gpu: no node has 900.0 GB of disk free; the most is 536.8 GB, on a. Lower min_disk_gb of profile gpu",
         ),
         (
             {"gpu_class": "h100-80g", "gpus_per_node": 1, "labels": {"zone": "west"}},
