@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from routing.shapes import Card, Cards, Envelope, ErrorBody, Peek, Said, Span
+from routing.shapes import MAX_TOKENS, Card, Cards, Envelope, ErrorBody, Peek, Said, Span
 
 INCLUDE_USAGE: Final = b'{"include_usage":true}'
 USAGE_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -190,7 +190,10 @@ def peek(body: bytes) -> Peek:
         stream=stream is True,
         options_span=spans.get("stream_options"),
         asks_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        max_tokens=bound if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0 else None,
+        # No answer counts for more, and what numbers of any length would be added to has an end.
+        max_tokens=min(bound, MAX_TOKENS)
+        if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0
+        else None,
         insert_at=body.index(b"{") + 1,
         choices=min(choices, MAX_CHOICES) if isinstance(choices, int) and choices > 1 else 1,
         prompt_span=spans.get("messages") or spans.get("prompt") or spans.get("input"),

@@ -116,6 +116,22 @@ async def test_a_request_that_never_fits_is_told_so(start: Start, engine: MockEn
         assert engine.requests == []
 
 
+@pytest.mark.parametrize("digits", [19, 320, 4299])
+@pytest.mark.parametrize("unit", ["rate", "tokens", "money"])
+async def test_a_bound_beyond_all_sense_is_refused_and_recorded_as_any_that_never_fits(
+    start: Start, engine: MockEngine, digits: int, unit: str
+) -> None:
+    limits = (replace(PROJECT, tokens_per_minute=100),) if unit == "rate" else ()
+    budgets = () if unit == "rate" else (budget(100, unit=unit),)
+    async with start(limited(engine, *limits, budgets=budgets, price=CENT)) as gateway:
+        asked = b'{"model":"m","n":100,"messages":[],"max_tokens":' + b"9" * digits + b"}"
+        response = await gateway.chat(asked)
+        kind = {"rate": "rate_limited", "tokens": "quota_exceeded", "money": "budget_exceeded"}[unit]
+        assert len(refused(response, kind)) < 400
+        (row,) = await gateway.records()
+        assert row.error_code == kind
+
+
 async def test_requests_at_once_are_refused_beyond_and_free_when_one_ends(start: Start, engine: MockEngine) -> None:
     gate = Gate(engine)
     async with start(limited(engine, replace(PROJECT, concurrent=2))) as gateway:
