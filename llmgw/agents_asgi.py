@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from typing import Any
 
@@ -42,10 +40,7 @@ async def application(scope: Scope, receive: ASGIReceiveCallable, send: ASGISend
 
 async def _lifespan(receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
     await receive()
-    rings = asyncio.create_task(doorbell.relay_redis())
-    await send({"type": "lifespan.startup.complete"})
-    await receive()
-    rings.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await rings
+    async with doorbell.relayed():
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
     await send({"type": "lifespan.shutdown.complete"})

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 from llmgw import config
-from llmgw.core import compiled, metrics
+from llmgw.core import compiled, doorbell, metrics
 from routing import answers, openai
 from routing.client import Client, Headers
 from routing.edge import STATE_KEY
@@ -156,12 +156,13 @@ class Gateway:
     # --- life --------------------------------------------------------------------------------------------------------
     async def lifespan(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         await receive()
-        await self.start()
-        if self.carries_requests and "state" in scope:
-            scope["state"][STATE_KEY] = self  # type: ignore[typeddict-item]
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.stop()
+        async with doorbell.relayed():  # in each role: the web's streams of agents wait for rings too
+            await self.start()
+            if self.carries_requests and "state" in scope:
+                scope["state"][STATE_KEY] = self  # type: ignore[typeddict-item]
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from django.db import Error as StoreError
 
-from llmgw.core.doorbell import TABLE, Listener, relay_redis
+from llmgw.core.doorbell import TABLE, Listener
 from routing import measures
 from routing.journal import Batch
 from routing.plane import Plane
@@ -84,7 +84,6 @@ class Loops:
             await self.plane.share.start(self.plane.limiter)
         self._tasks.append(asyncio.create_task(self._follow_table()))
         self._tasks.append(asyncio.create_task(self._follow_demand()))
-        self._tasks.append(asyncio.create_task(relay_redis()))
 
     async def stop(self) -> None:
         """End the loops, hand over what the journal holds, close every connection. Bounded by the store's timeouts."""

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 from django.conf import settings
@@ -157,6 +157,17 @@ class Listener:
                 _bells.waiting[topic].discard(self.mark)
                 if not _bells.waiting[topic]:
                     del _bells.waiting[topic]
+
+
+@contextlib.asynccontextmanager
+async def relayed() -> AsyncIterator[None]:
+    """Around the life of a process that has listeners: they hear what other processes ring for."""
+    relay = asyncio.create_task(relay_redis())
+    try:
+        yield
+    finally:
+        relay.cancel()
+        await asyncio.wait([relay])
 
 
 async def relay_redis() -> None:
