@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from routing import measures
 from routing.answers import LINGER_S
@@ -42,6 +42,8 @@ class GatewayProtocol(HttpToolsProtocol):
     """
 
     client_side: DirectClient | None = None
+    _behind: RequestResponseCycle | None = None
+    """Of the requests that came behind another one, that which was started last."""
     _gateway: Gateway | None = None
     _known: tuple[Known, Head] | None = None
     """The last request's head, to be recognised when it comes again."""
@@ -167,8 +169,8 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            self._behind, app = self.pipeline.pop()
+            self._start_asgi_task(self._behind, app)
             return
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
@@ -200,6 +202,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         if self.client_side is not None and not self.client_side.response_complete:
             self.client_side.lost()
+        behind = self._behind
+        if behind is not None and not behind.response_complete:  # uvicorn tells none but what came last
+            behind.disconnected = True
+            behind.message_event.set()
 
     def resume_writing(self) -> None:
         super().resume_writing()

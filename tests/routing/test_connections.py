@@ -173,3 +173,19 @@ async def test_a_client_with_a_long_prompt_that_leaves_aborts_the_engines_reques
         async with asyncio.timeout(20):
             await seen.gone.wait()
     await eventually(lambda: not lean.gateway.plane.active)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 5])
+async def test_a_client_that_leaves_with_more_requests_behind_aborts_the_one_that_runs(
+    lean: Running, engine: MockEngine, behind: int
+) -> None:
+    engine.script.append(mock_engine.says(ANSWER))
+    engine.behaviour = mock_engine.hangs
+    reader, writer = await asyncio.open_connection("127.0.0.1", lean.port)
+    writer.write(raw_chat(BODY) * (1 + behind))
+    await reader.readuntil(BODY_OF_ANSWER)
+    await eventually(lambda: len(engine.requests) == 2)
+    writer.close()
+    await lean.quiet()
+    await eventually(lambda: not engine.connections)
+    assert [row.status for row in await lean.records(2)] == [200, 499]
