@@ -59,6 +59,10 @@ class Listen(Section):
     """Addresses of proxies whose X-Forwarded-For, -Proto and -Host are believed."""
 
 
+BandName = Annotated[str, Field(min_length=1, max_length=20)]
+"""As long as a record of a request can say."""
+
+
 class Gateway(Section):
     auth: bool = True
     """Whether `/v1/` asks for a project key. Switch it off only on a trusted network."""
@@ -89,7 +93,7 @@ class Gateway(Section):
     """Whether the providers of external models may be at private addresses or on this machine."""
     external_ca_file: Path | None = None
     """Certificates (PEM) of authorities that are trusted besides the system's, for providers and `endpoints`."""
-    bands: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {"high": 0.0, "normal": 0.3, "low": 0.1}
+    bands: dict[BandName, Annotated[float, Field(ge=0, lt=1)]] = {"high": 0.0, "normal": 0.3, "low": 0.1}
     """Priority bands, highest first, each with the least part of admissions that it gets while higher ones wait."""
     default_band: str = "normal"
     """The band of requests for which neither key, project, team, organisation nor model names one."""

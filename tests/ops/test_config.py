@@ -42,6 +42,7 @@ def test_a_public_url_is_what_people_are_shown(tmp_path: Path) -> None:
         ("stor: {}\n", ("line 1", "unknown setting stor", "Did you mean store?")),
         ("gateway:\n  attempts: 0\n", ("line 2", "gateway.attempts")),
         ("store: {url: 'mysql://x'}\n", ("store.url", "postgresql://")),
+        ("gateway: {bands: {best-effort-background: 0}}\n", ("gateway.bands.best-effort-background", "20 characters")),
         ("redis: {url: 'http://x'}\n", ("redis.url", "redis://")),
         ("listen: {port: 8080}\nlisten: {port: 1}\n", ("line 2", "written twice")),
         ("listen: [\n", ("not YAML",)),
