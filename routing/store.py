@@ -29,7 +29,7 @@ from tenants.models import Key, Project, Usage, User
 
 log = logging.getLogger(__name__)
 
-UNFIT = (DataError, OverflowError)
+UNFIT = (DataError, OverflowError, ValueError)
 """What the database, or the library in front of it, says of a value that no column takes."""
 LOADS_KEPT = timedelta(minutes=10)
 """Load rows of gateways that are gone are removed after this."""

@@ -146,8 +146,9 @@ def test_a_record_that_no_column_takes_is_left_out_and_keeps_no_other_out(
     rows = [record(number, project=project.pk) for number in range(2 * AT_ONCE)]
     rows[30] = record(30, project=project.pk, prompt_tokens=2**70)
     rows[77] = record(77, project=999, completion_tokens=-(2**70))
+    rows[90] = record(90, project=project.pk, at=1e12)  # a line of the journal that a disk has spoilt
     DjangoStore().save_usage(rows)
-    assert Usage.objects.count() == len(rows) - 2
-    assert caplog.text.count("is left out") == 2
+    assert Usage.objects.count() == len(rows) - 3
+    assert caplog.text.count("is left out") == 3
     assert "req-30" in caplog.text
     assert "req-77" in caplog.text
