@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HOLD_BYTES: Final = 256 * 1024
 NO_CONTENT: Final = 204
+_NO_STREAM: Final = "The engine answered with something else than a stream. Ask again without x-llmgw-progress."
 _json: Final = msgspec.json.Decoder()
 
 
@@ -132,10 +133,15 @@ async def _pass(exchange: Exchange, connection: Connection, first: bytes) -> Non
     if length is not None:
         headers.append((b"content-length", length))
     exchange.answering = True
+    if exchange.committed:  # to a stream of events, among which this would be lost
+        refusal = Refusal("engine_failed", _NO_STREAM)
+        used = usage(exchange, None, len(first), 0, streamed=False)
+        exchange.record(refusal.kind.status, refusal.code, used)
+        await exchange.client.end(openai.error_event(refusal, mid_event=False))
+        return
     tail, size = first, len(first)
     try:
-        if not exchange.committed:
-            await exchange.client.start(connection.status, headers)
+        await exchange.client.start(connection.status, headers)
         await _write(exchange, first)
         while await _next(exchange, connection):
             data = connection.take()

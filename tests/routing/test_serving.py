@@ -411,6 +411,33 @@ async def test_an_engines_refusal_and_a_whole_answer_after_comments_are_events_t
             await task
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        mock_engine.plain(b"x" * 1000, b"audio/mpeg"),
+        mock_engine.plain(b'{"a":"' + b"y" * 3_000_000 + b'"}'),
+    ],
+)
+async def test_what_is_no_stream_and_cannot_be_an_event_is_an_error_after_comments(
+    start: Start, engine: MockEngine, gate: Gate, answer: bytes
+) -> None:
+    async with start(one(engine)) as gateway:
+        (task,) = await queue_up(gateway, [("first", KEY)])
+        asked = asyncio.create_task(gateway.chat({"stream": True}, headers=PROGRESS))
+        await eventually(lambda: admission(gateway).waiting == 1)
+        engine.behaviour = mock_engine.says(answer[:300_000], answer[300_000:])
+        gate.open()
+        _, rest = comments((await asked).text)
+        assert rest.startswith("event: error\ndata: ")
+        assert rest.count("\n\n") == 1
+        assert "x-llmgw-progress" in json.loads(rest.partition("data: ")[2])["error"]["message"]
+        await task
+        late = next(record for record in await gateway.records(2) if record.error_code)
+        assert (late.status, late.error_code, late.estimated) == (502, "engine_failed", True)
+        assert all(target.health == ejection.WELL for target in gateway.gateway.plane.table.targets)
+        await at_rest(gateway)
+
+
 async def test_who_does_not_stream_or_does_not_wait_gets_no_comments(
     start: Start, engine: MockEngine, gate: Gate
 ) -> None:
