@@ -93,8 +93,13 @@ class Journal:
         path = self.folder / f"{self._mark}-{self._count:08d}{SUFFIX}"
         scratch = path.with_suffix(".new")
         handle = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        scratch.rename(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            scratch.rename(path)
+        except OSError:  # as each record's would, until no file can be opened any more
+            os.close(handle)
+            scratch.unlink(missing_ok=True)
+            raise
         self._handle, self._path, self._size = handle, path, 0
 
     def _rotate(self) -> None:

@@ -65,6 +65,18 @@ def test_records_are_handed_over_once_and_their_file_goes(tmp_path: Path) -> Non
     assert files(tmp_path / "journal") == []
 
 
+def test_a_disk_that_lets_files_begin_and_no_more_is_left_none_of_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(1, 30):  # nothing can be renamed to what is a folder
+        (tmp_path / f"{journal._mark}-{number:08d}.jsonl").mkdir()
+    begun, there = len(os.listdir("/proc/self/fd")), len(files(tmp_path))
+    for number in range(20):
+        journal.append(record(number))
+    assert journal.in_memory == 20
+    assert (len(os.listdir("/proc/self/fd")), len(files(tmp_path))) == (begun, there)
+    assert len(taken(journal.batches())) == 20
+
+
 def test_what_the_store_did_not_take_is_offered_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(record(1))
