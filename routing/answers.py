@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from routing.client import Client, ClientLeft, Headers
@@ -37,10 +38,11 @@ async def refuse_unread(
         await client.answer(refusal.kind.status, headers, body, close=True)
     else:
         headers.append((b"content-length", b"%d" % len(body)))
-        await client.start(refusal.kind.status, headers, close=True)
-        await client.write(body)
-        await _read_rest(client)
-        await client.end()
+        with suppress(ClientLeft):
+            await client.start(refusal.kind.status, headers, close=True)
+            await client.write(body)
+            await _read_rest(client)
+            await client.end()
 
 
 async def _read_rest(client: Client) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from routing import edge
+from routing import edge, measures
 from tests.routing.gateways import CHAT, Running, contents, endpoint, eventually, raw_chat, running
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import ANSWER, MockEngine
@@ -189,3 +189,20 @@ async def test_a_client_that_leaves_with_more_requests_behind_aborts_the_one_tha
     await lean.quiet()
     await eventually(lambda: not engine.connections)
     assert [row.status for row in await lean.records(2)] == [200, 499]
+
+
+@pytest.mark.parametrize("length", [b"1000", b"50000000"])
+async def test_a_client_that_leaves_while_it_is_refused_is_no_failure_of_the_gateway(
+    lean: Running, caplog: pytest.LogCaptureFixture, length: bytes
+) -> None:
+    refused = measures.ERRORS.of("key_unknown")
+    before = refused.value
+    head = raw_chat(b"", key="wrong").replace(b"Content-Length: 0", b"Content-Length: " + length)
+    for _ in range(5):
+        _, writer = await asyncio.open_connection("127.0.0.1", lean.port)
+        writer.write(head + b"half")
+        await writer.drain()
+        writer.transport.abort()
+    await eventually(lambda: refused.value == before + 5)
+    await lean.quiet()
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
