@@ -237,7 +237,8 @@ def _values(records: Sequence[Record], moment: Callable[[float], Any]) -> list[A
         values += msgspec.structs.astuple(record)
         values[row + _AT] = moment(record.at)
         if record.explained is not None:
-            values[row + _EXPLAINED] = _encode(record.explained).decode()
+            # PostgreSQL takes no NUL in JSON, which may stand in a name that a client wrote.
+            values[row + _EXPLAINED] = _encode(record.explained).decode().replace("\\u0000", "\\ufffd")
     return values
 
 

@@ -9,6 +9,8 @@ import json
 import socket
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from catalog import spec
 from routing.explain import Attempt, Explained
@@ -204,7 +206,16 @@ async def test_what_an_engine_says_of_its_failure_can_be_shown_and_stored_anywhe
 
 
 @pytest.mark.django_db
-def test_a_record_whose_story_the_store_cannot_hold_is_kept_without_it() -> None:
-    told = Explained(attempts=(Attempt("m-1", 1.0, f"a{chr(0)}b"),))
-    DjangoStore().save_usage([record(1), record(2, explained=told), record(3, explained=told, cost=1 << 64)])
+def test_what_no_database_holds_of_a_story_is_left_out_of_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    told = Explained(asked=f"a{chr(0)}b", attempts=(Attempt("m-1", 1.0, f"\\u0000{chr(0)}{chr(0)}"),))
+    with CaptureQueriesContext(connection) as seen:
+        DjangoStore().save_usage([record(1), record(2, explained=told)])
+    assert sum("tenants_usage " in each["sql"] and "INSERT" in each["sql"] for each in seen) == 1
+    story = Usage.objects.get(request_id="req-2").explained
+    assert story == {
+        "asked": "a\ufffdb",
+        "attempts": [{"replica": "m-1", "at_ms": 1.0, "failed": "\\ufffd\ufffd\ufffd"}],
+    }
+    DjangoStore().save_usage([record(3, explained=told, cost=1 << 64)])
     assert Usage.objects.count() == 2
+    assert caplog.text.count("is left out") == 1
