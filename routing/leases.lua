@@ -27,11 +27,15 @@ for index, key in ipairs(KEYS) do
     local name, value = row[place], row[place + 1]
     if name == 'used' then used = tonumber(value)
     elseif name == 'seen' then seen = tonumber(value)
-    elseif name == 'short' then short = tonumber(value)
+    elseif name == 'short' then short = math.min(tonumber(value), now)
     elseif name == 'born' then born = value
     else
       local its_taken, its_hold, its_reserved, till = string.match(value, '(%S+) (%S+) (%S+) (%S+)')
       till = tonumber(till)
+      if till > now + lease then  -- the clock was set back, and a gateway that is gone will not say so again
+        till = now + lease
+        redis.call('HSET', key, name, table.concat({its_taken, its_hold, its_reserved, exact(till)}, ' '))
+      end
       if name == me then
         said = tonumber(its_taken)
       elseif till > now then

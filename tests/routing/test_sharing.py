@@ -252,6 +252,20 @@ async def test_the_slots_of_a_killed_gateway_come_back_when_its_lease_ends(url: 
         held.release(time.monotonic())
 
 
+async def test_what_redis_noted_before_its_clock_was_set_back_ends_as_soon_as_any(url: str) -> None:
+    async with gateways(url, 1) as (gateway,):
+        (await gateway.reserve("two slots")).release(time.monotonic())
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        (name,) = client.keys(f"{PREFIX}*")
+        later = time.time() + 3600
+        client.hset(name, mapping={"g:dead": f"0 2 2 {later + LEASE_S}", "seen": later, "short": later})
+        async with gateways(url, 1) as (gateway,):
+            with pytest.raises(Over, match="runs 2 of 2"):
+                await gateway.reserve("two slots")
+            (await let_in(gateway, "two slots")).release(time.monotonic())
+        assert float(client.hget(name, "short")) <= time.time()  # else whoever asks gets no more than that
+
+
 async def test_a_gateway_that_stops_gives_everything_back_at_once(url: str) -> None:
     async with gateways(url, 1) as (stays,):
         async with gateways(url, 1) as (leaves,):
