@@ -14,11 +14,12 @@ import msgspec
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.db import DatabaseError
+from django.db import Error as StoreError
 
 from agent import protocol
 from llmgw.core import doorbell
 from llmgw.core.clock import Clock
+from llmgw.core.outages import Outage
 from llmgw.core.store_clock import STORE_CLOCK
 from nodes import actions, commands, identity, intake, polling
 from nodes.flow import A_SECOND, MOST, Flow
@@ -37,6 +38,11 @@ WRITE_EVERY_S = 4.5
 # Close codes; a Refused message says the reason before them.
 REFUSED, REGISTER_AGAIN, BROKEN = 4001, 4002, 1011
 
+_store = Outage(
+    log,
+    "%s: the store cannot be used (%s); streams of agents end, and they connect again",
+    "Streams of agents can use the store again",
+)
 
 UNPROVEN_LINES = 20
 """Refusals of strangers that are written to the log a minute: anybody can be refused, as often as they like."""
@@ -103,8 +109,8 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             yield
         except StopConsumer:
             raise
-        except DatabaseError as error:
-            log.error("%s: the store cannot be used (%s); the agent connects again", self.name, error)
+        except StoreError as error:
+            _store.fails(self.name, error)
             await self.close(BROKEN)
         except OSError as gone:  # which ASGI servers raise when it is sent something meanwhile
             log.info("The connection of %s ended while it was spoken to (%s)", self.name, type(gone).__name__)
@@ -210,6 +216,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             return
         if proof.is_new:
             await self._act(lambda now: identity.mark_proved(proof, now))
+        _store.works()  # not where something is only read, as it is from a full disk
         self.registered = True
         self.told = {(each.status.replica, each.status.rank): each.status for each in message.shards}
         self.written_at = self.clock.monotonic()
@@ -247,6 +254,7 @@ class AgentStream(AsyncWebsocketConsumer):  # type: ignore[misc]
             )
         )
         self.stops = {key: command for key, command in self.stops.items() if key not in ended}
+        _store.works()
         if heard == "ok" and message.inventory is not None:
             tell_cards(node.name, self.connection, message.inventory.gpus)
         await self._go_on(heard)

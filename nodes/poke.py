@@ -9,6 +9,8 @@ from django.db import transaction
 from django.utils.module_loading import import_string
 from kombu.exceptions import ChannelError, OperationalError
 
+from llmgw.core.outages import Outage
+
 log = logging.getLogger(__name__)
 
 RECONCILE = "nodes.tasks.reconcile"
@@ -17,6 +19,10 @@ ASKED_FOR_S = 60.0
 whoever runs it: hosts whose clocks are further apart lose passes."""
 APP = "llmgw.celery.app"
 """By name: every process may poke, and only few have reason to load Celery before they do."""
+
+_outage = Outage(
+    log, "The queue does not take a pass (%s); passes run every %g s meanwhile", "The queue takes passes again"
+)
 
 
 def poke() -> None:
@@ -28,5 +34,6 @@ def _enqueue() -> None:
     period_s = settings.LLMGW.nodes.reconcile_s
     try:
         import_string(APP).send_task(RECONCILE, expires=ASKED_FOR_S, ignore_result=True, retry=False)
+        _outage.works()
     except (OperationalError, ChannelError, OSError) as error:
-        log.warning("The queue does not take a pass (%s); the next one runs within %g s", error, period_s)
+        _outage.fails(error, period_s)

@@ -16,12 +16,18 @@ from channels.db import database_sync_to_async
 from django.db import Error
 
 from llmgw.core import doorbell
+from llmgw.core.outages import Outage
 from nodes import commands
 
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 
+_outage = Outage(
+    log,
+    "Commands to agents cannot be looked for (%s); it is tried again every %g s",
+    "Commands to agents are looked for again",
+)
 _polls: WeakKeyDictionary[asyncio.AbstractEventLoop, Poll] = WeakKeyDictionary()
 
 
@@ -50,8 +56,9 @@ class Poll:
             try:
                 for node in await look():
                     doorbell.ring_here(doorbell.commands_for(node))
+                _outage.works()
             except Error as error:
-                log.error("Commands to agents could not be looked for (%s); the next look is in %g s", error, POLL_S)
+                _outage.fails(error, POLL_S)
 
 
 def here() -> Poll:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 from celery import shared_task
 from django.conf import settings
-from django.db import DatabaseError
 
 from llmgw.core import lease
+from llmgw.core.outages import Job
 from llmgw.core.store_clock import STORE_CLOCK
 from nodes import passes, tidying
 from nodes.poke import RECONCILE
@@ -22,7 +20,8 @@ log = logging.getLogger(__name__)
 MOST_PASSES = 20
 """Passes that follow each other in one task while each of them acts; the schedule goes on from there."""
 
-
+_passes = Job(log, "A pass failed", "Passes succeed again")
+_tidying = Job(log, "Old rows were not dropped", "Old rows are dropped again")
 _running, _waiting = threading.Lock(), threading.Lock()
 
 
@@ -46,7 +45,7 @@ def reconcile() -> None:
 
 def _run_passes() -> None:
     period_s = settings.LLMGW.nodes.reconcile_s
-    with _boundary("A pass failed", f"the next one runs within {period_s:g} s"):
+    with _passes.guarded(f"the next one runs within {period_s:g} s"):
         for _ in range(MOST_PASSES):
             held = lease.current(lease.LEADER)
             if held is None or not passes.run_pass(held.at, held=held):
@@ -57,18 +56,7 @@ def _run_passes() -> None:
 def tidy() -> None:
     """Drop old events and answered commands."""
     nodes = settings.LLMGW.nodes
-    with _boundary("Old rows were not dropped", "the next try is within the hour"):
+    with _tidying.guarded("the next try is within the hour"):
         gone = tidying.tidy(STORE_CLOCK.now(), keep_events=timedelta(days=nodes.keep_events_days))
         if gone:
             log.info("%d old rows of events, commands and loads were dropped", gone)
-
-
-@contextmanager
-def _boundary(failed: str, again: str) -> Iterator[None]:
-    """Around each task: what goes wrong is said, and the schedule tries again."""
-    try:
-        yield
-    except DatabaseError as error:
-        log.error("%s, as the store cannot be used (%s); %s", failed, error, again)
-    except Exception:
-        log.exception("%s; %s", failed, again)

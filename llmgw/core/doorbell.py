@@ -19,6 +19,7 @@ from django.conf import settings
 from django.db import transaction
 
 from llmgw.core.models import Revision
+from llmgw.core.outages import Outage
 
 if TYPE_CHECKING:
     import redis
@@ -50,29 +51,12 @@ class _Bells:
                 loop.call_soon_threadsafe(event.set)
 
 
-class _Way:
-    """Whether rings go one way over Redis; says once that they do not, and once that they do again."""
-
-    def __init__(self, verb: str) -> None:
-        self.verb, self.lost = verb, False
-        self.lock = threading.Lock()
-
-    def _turned(self, lost: bool) -> bool:
-        with self.lock:
-            before, self.lost = self.lost, lost
-        return before != lost
-
-    def fails(self, error: Exception) -> None:
-        if self._turned(True):
-            log.warning("Redis does not %s rings (%s); polling goes on", self.verb, error)
-
-    def works(self) -> None:
-        if self._turned(False):
-            log.info("Redis %ss rings again", self.verb)
+def _outage(verb: str) -> Outage:
+    return Outage(log, f"Redis does not {verb} rings (%s); polling goes on", f"Redis {verb}s rings again")
 
 
 _bells = _Bells()
-_out = _Way("take")
+_out = _outage("take")
 _client: redis.Redis | None = None
 _away_until = 0.0
 AWAY_S = 2.0
@@ -114,7 +98,7 @@ def _publish(topic: str, url: str) -> None:
 def forget_redis() -> None:
     """Close the connection that rings go out on; the next ring opens one to where the settings point then."""
     global _client, _away_until, _out
-    _away_until, _out = 0.0, _Way("take")
+    _away_until, _out = 0.0, _outage("take")
     if _client is not None:
         _client.close()
         _client = None
@@ -177,7 +161,7 @@ async def relay_redis() -> None:
         return
     import redis.asyncio
 
-    arriving = _Way("deliver")
+    arriving = _outage("deliver")
     while True:
         try:
             async with redis.asyncio.Redis.from_url(url, socket_connect_timeout=2) as client, client.pubsub() as pubsub:

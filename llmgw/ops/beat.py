@@ -21,6 +21,7 @@ from django.conf import settings
 from django.db import DatabaseError, close_old_connections, connections
 
 from llmgw.core import lease
+from llmgw.core.outages import Outage
 from nodes import tasks, timeline
 from nodes.poke import RECONCILE
 
@@ -39,7 +40,7 @@ class LeadScheduler(Scheduler):
         self.keeper = keeper or lease.Keeper(lease.LEADER, ttl_s=settings.LLMGW.nodes.lease_ttl_s)
         self._fence = 0
         self._said = ""
-        self._alone = False
+        self._queue = Outage(log, "%s; passes are run here until the queue is back", "The queue takes jobs again")
         super().__init__(app, *args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -83,13 +84,9 @@ class LeadScheduler(Scheduler):
         except SchedulingError as error:
             if entry.task != RECONCILE:
                 raise
-            if not self._alone:
-                log.warning("%s; passes are run here until the queue is back", error)
-            self._alone = True
+            self._queue.fails(error)
             return tasks.reconcile()
-        if self._alone:
-            log.info("The queue takes jobs again")
-        self._alone = False
+        self._queue.works()
         return enqueued
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:

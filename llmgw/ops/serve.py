@@ -199,24 +199,12 @@ def _agents(settings: Settings) -> int:
 
 
 def _celery(role: str, settings: Settings) -> int:
-    import warnings
-
-    from celery.platforms import SecurityWarning
-    from celery.signals import setup_logging, worker_ready
-
     from llmgw.celery import app
-    from llmgw.ops import beat
+    from llmgw.ops import beat, worker
 
-    # Jobs are our own JSON messages, never pickles, so running as root adds nothing that root did not have.
-    warnings.filterwarnings("ignore", category=SecurityWarning)
     if role == "beat":
         return beat.run(app)
     if os.environ.get("LLMGW_WORKER_BEAT") == "1":
         beat.beside_worker(app)
-    setup_logging.connect(lambda **_: None, weak=False)  # by itself Celery would silence all below its own level
-    worker_ready.connect(lambda **_: log.info("Takes jobs from %s", queue(settings)), weak=False)
-    # Threads: the jobs wait on the store and on nodes, and one process is easier to see than a pool of them.
-    pool = ["--pool", "threads", "--concurrency", "4"]
-    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
-    app.worker_main(["--quiet", "worker", *pool, *quiet])
+    worker.run(app, queue(settings))
     return 0

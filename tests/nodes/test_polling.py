@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+import logging
+from datetime import datetime, timedelta
 
 import pytest
 from channels.db import database_sync_to_async
+from django.db import OperationalError
 from django.utils import timezone
 
 from agent import protocol
@@ -52,3 +54,33 @@ async def test_a_command_that_nobody_rang_for_wakes_its_stream() -> None:
         listener.close()
     assert poll.task is None
     await asyncio.sleep(0)
+
+
+async def test_a_store_that_is_away_is_said_once_and_so_is_its_return(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    looks = 0
+    looked_often = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(_: datetime) -> tuple[str, ...]:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 3, 4):
+            raise OperationalError("the server closed the connection")
+        if looks > 6:
+            loop.call_soon_threadsafe(looked_often.set)
+        return ()
+
+    monkeypatch.setattr(polling, "POLL_S", 0.01)
+    monkeypatch.setattr(commands, "nodes_with_due", look)
+    poll = polling.here()
+    poll.join(timezone.now)
+    async with asyncio.timeout(60):
+        await looked_often.wait()
+    poll.leave()
+    assert [line for line in caplog.messages if line.startswith("Commands")] == [
+        "Commands to agents cannot be looked for (the server closed the connection); it is tried again every 0.01 s",
+        "Commands to agents are looked for again",
+    ]

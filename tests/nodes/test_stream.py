@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -413,21 +414,35 @@ async def test_what_breaks_closes_the_stream_and_is_logged(
     assert "the store is away" in caplog.text
 
 
-async def test_a_store_that_is_full_is_said_in_one_line(
+async def test_a_store_that_is_full_is_said_in_one_line_and_in_one_when_it_is_over(
     token: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(**_: Any) -> None:
         raise OperationalError("database or disk is full")
 
-    monkeypatch.setattr(actions, "heartbeat", fail)
+    caplog.set_level(logging.INFO)
     async with connected(token) as link:
         await tell(link, full_register())
         await heard(link)
+        monkeypatch.setattr(actions, "heartbeat", fail)
+        monkeypatch.setattr(actions, "register_node", fail)
         ready = protocol.ShardState(replica="r", state="ready")
         await tell(link, protocol.Heartbeat(load=protocol.NodeLoad(), shards=(ready,)))
         closed = await link.receive_output(timeout=LIMIT_S)
         assert closed["code"] == consumers.BROKEN
-    assert "the store cannot be used (database or disk is full); the agent connects again" in caplog.text
+    for _ in range(3):  # which it does until it is heard
+        async with connected(token) as link:
+            await tell(link, full_register())
+            closed = await link.receive_output(timeout=LIMIT_S)
+            assert closed["code"] == consumers.BROKEN
+    monkeypatch.undo()
+    async with connected(token) as link:
+        await tell(link, full_register())
+        await heard(link)
+    assert [line for line in caplog.messages if "store" in line] == [
+        "node one: the store cannot be used (database or disk is full); streams of agents end, and they connect again",
+        "Streams of agents can use the store again",
+    ]
     assert "Traceback" not in caplog.text
 
 
