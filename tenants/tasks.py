@@ -7,19 +7,21 @@ from datetime import timedelta
 
 from celery import shared_task
 from django.conf import settings
-from django.db import DatabaseError
 
 from llmgw.core.clock import SystemClock
+from llmgw.core.outages import Job
 from tenants import tidying
 
 log = logging.getLogger(__name__)
+
+_tidying = Job(log, "Old usage was not dropped", "Old usage is dropped again")
 
 
 @shared_task(name="tenants.tasks.tidy_usage", ignore_result=True)
 def tidy_usage() -> None:
     """Drop usage, and what explains it, that is older than the settings say."""
     kept = settings.LLMGW.usage
-    try:
+    with _tidying.guarded("the next try is in 10 min"):
         gone = tidying.tidy(
             SystemClock().now(),
             keep_rows=timedelta(days=kept.keep_days),
@@ -27,7 +29,3 @@ def tidy_usage() -> None:
         )
         if gone.rows or gone.explanations:
             log.info("%d old records of usage and %d explanations were dropped", gone.rows, gone.explanations)
-    except DatabaseError as error:
-        log.error("Old usage was not dropped, as the store cannot be used (%s); the next try is in 10 min", error)
-    except Exception:
-        log.exception("Old usage was not dropped; the next try is in 10 min")

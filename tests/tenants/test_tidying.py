@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from llmgw.config import Settings
 from tenants import tasks, tidying
@@ -109,6 +109,26 @@ def test_the_task_keeps_what_the_settings_say(settings: Any, caplog: pytest.LogC
         tasks.tidy_usage()
     assert {row.request_id: row.explained for row in Usage.objects.all()} == {"middle": None, "young": WHY}
     assert "1 old records of usage and 1 explanations were dropped" in caplog.text
+
+
+@pytest.mark.django_db
+def test_the_task_says_once_that_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OperationalError("database or disk is full")
+
+    caplog.set_level("INFO")
+    tasks.tidy_usage()
+    monkeypatch.setattr(tidying, "tidy", fail)
+    for _ in range(3):
+        tasks.tidy_usage()
+    monkeypatch.undo()
+    tasks.tidy_usage()
+    assert caplog.messages == [
+        "Old usage was not dropped, as the store cannot be used (database or disk is full); the next try is in 10 min",
+        "Old usage is dropped again",
+    ]
 
 
 def test_the_schedule_knows_the_task() -> None:
