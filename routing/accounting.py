@@ -37,12 +37,13 @@ def of_answer(body: bytes) -> Tokens | None:
         except (msgspec.DecodeError, RecursionError):
             pass
         else:
+            prompt, completion = plain.prompt_tokens, plain.completion_tokens
             if (
-                plain.total_tokens == plain.prompt_tokens + plain.completion_tokens
+                plain.total_tokens == prompt + completion
                 and plain.prompt_tokens_details is plain.completion_tokens_details is None
                 and plain.cache_read_input_tokens is None
             ):
-                return Tokens(plain.prompt_tokens, None, plain.completion_tokens)
+                return Tokens(prompt, None, completion)
         try:
             answer = _answer.decode(body)
         except (msgspec.DecodeError, RecursionError):

@@ -201,6 +201,14 @@ def peek(body: bytes) -> Peek:
     )
 
 
+_KEYS: Final = {
+    name: b'"' + name.encode() + b'":'
+    for name in (
+        *("model", "messages", "prompt", "input", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+        *("temperature", "top_p", "n", "stop", "seed", "tools", "tool_choice", "response_format", "user"),
+    )
+}
+"""Names that nearly every body has, as they stand in it."""
 MAX_CHOICES: Final = 128
 MAX_MEMBERS: Final = 1000
 MAX_MEMBER_NAME: Final = 1000
@@ -265,7 +273,7 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, Span]:
     for name, raw in members.items():  # in the order of the body, as nearly everybody writes it
         if body[at] == 32:
             at += 1
-        key = b'"' + name.encode() + b'":'
+        key = _KEYS.get(name) or b'"' + name.encode() + b'":'
         start = at + len(key)
         if body[at:start] != key:
             break

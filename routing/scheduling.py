@@ -91,9 +91,14 @@ def least_loaded(candidates: Sequence[C], turn: int) -> C:
             equals.append(each)
     if len(equals) == 1:
         return equals[0]
-    used = [each.kv_used for each in equals]
-    if None not in used:
-        emptiest = min(each for each in used if each is not None)
+    emptiest = math.inf
+    for each in equals:
+        used = each.kv_used
+        if used is None:
+            break
+        if used < emptiest:
+            emptiest = used
+    else:
         equals = [each for each in equals if each.kv_used == emptiest]
     return equals[turn % len(equals)]
 

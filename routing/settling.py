@@ -34,7 +34,8 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
         return
     shown = target if target is not None and target.model == model else None  # perhaps another's of the chain
     wall = epoch()
-    cost = _cost(exchange, tokens, wall)
+    prompt, cached, completion = tokens.prompt, tokens.cached, tokens.completion
+    cost = _cost(exchange, prompt, cached, completion, wall)
     try:
         exchange.plane.journal.append(
             Record(
@@ -50,9 +51,9 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
                 status=status,
                 error_code=code,
                 streamed=streamed,
-                prompt_tokens=tokens.prompt,
-                cached_tokens=tokens.cached,
-                completion_tokens=tokens.completion,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                completion_tokens=completion,
                 reasoning_tokens=tokens.reasoning,
                 estimated=tokens.estimated,
                 queue_ms=exchange.queue_ms,
@@ -70,7 +71,7 @@ def settle(exchange: Exchange, status: int, code: str, tokens: Tokens, streamed:
             if target is None:
                 hold.release(now)
             else:
-                hold.settle((tokens.prompt or 0) + (tokens.completion or 0), cost, now)
+                hold.settle((prompt or 0) + (completion or 0), cost, now)
 
 
 def _ms(seconds: float) -> float:
@@ -78,16 +79,17 @@ def _ms(seconds: float) -> float:
     return int(seconds * 1e6 + 0.5) / 1e3
 
 
-def _cost(exchange: Exchange, tokens: Tokens, wall: float) -> int | None:
+def _cost(
+    exchange: Exchange, prompt: int | None, cached: int | None, completion: int | None, wall: float
+) -> int | None:
     """None without a price, or without any count to price."""
     served = exchange.served
-    if served is None or not served.prices or tokens.prompt is tokens.completion is None:
+    if served is None or not served.prices or prompt is completion is None:
         return None
     price = served.price(wall)
     if price is None:
         return None
-    prompt, cached, completion = tokens.prompt or 0, tokens.cached or 0, tokens.completion or 0
-    return money.cost(price, prompt=prompt, cached=cached, completion=completion)
+    return money.cost(price, prompt=prompt or 0, cached=cached or 0, completion=completion or 0)
 
 
 def _explained(exchange: Exchange) -> Explained | None:

@@ -1,8 +1,9 @@
 """What a gateway costs per request and per streamed chunk, side by side with peers, in front of one mock engine each.
 
 CPU is user plus system time of the gateway's whole process tree, from /proc, so that other load on the machine
-matters little. Rounds are interleaved (one of each system, then again) and the medians are printed. Compare only
-figures of one run on one machine. LLMGW_BENCH_ROUNDS and LLMGW_BENCH_SYSTEMS (comma list) narrow a run.
+matters little. Rounds are interleaved (one of each system, then again); medians of them are printed, and medians of
+each round's ratios, since a machine that others share grows slower and faster by the minute. Compare only figures of
+one run on one machine. LLMGW_BENCH_ROUNDS and LLMGW_BENCH_SYSTEMS (comma list) narrow a run.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from tests.bench.load import Load, cpu_us, quantile_ms, rss_kib, run
 from tests.bench.rig import Rig, System, until_answers
 
 ROUNDS = int(os.environ.get("LLMGW_BENCH_ROUNDS", "5"))
-WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", "llmgw-plain,llmgw,llmgw-limited,llmgw-large,vllm-router,nginx").split(
-    ","
-)
-REQUESTS, CLIENTS = 9_600, 32
+EVERY = "llmgw-plain,llmgw,llmgw-limited,llmgw-tables,llmgw-large,vllm-router,nginx"
+WANTED = os.environ.get("LLMGW_BENCH_SYSTEMS", EVERY).split(",")
+REQUESTS, CLIENTS = 19_200, 32
 STREAMS, TOKENS, DELAY_S = 100, 120, 0.02
 IDLE_S, WRITE_S = 5.0, 1.5
 """How long nothing is asked to see what a system costs by itself; how long it gets to write down what was asked."""
@@ -34,6 +34,7 @@ PAIRS = (
     ("llmgw", "vllm-router"),
     ("llmgw-limited", "vllm-router"),
     ("llmgw", "nginx"),
+    ("llmgw-tables", "llmgw"),
     ("llmgw-large", "llmgw"),
 )
 CPU = ("cpu_us_per_request", "cpu_us_per_chunk")
@@ -99,12 +100,17 @@ def main() -> None:
     for one, other in PAIRS:
         if one in medians and other in medians:
             names = CPU if other != "llmgw" else (*CPU, "asked_us_per_request", "asked_us_per_chunk")
-            ratios = {name.replace("_us_", "_ratio_"): medians[one][name] / medians[other][name] for name in names}
-            say(f"{one}/{other}", {name: round(ratio, 2) for name, ratio in ratios.items()})
+            say(f"{one}/{other}", {name.replace("_us_", "_ratio_"): ratio(rounds, one, other, name) for name in names})
 
 
 def say(name: str, figures: dict[str, float]) -> None:
     print(json.dumps({"bench": "gateway", "name": name, **figures}), flush=True)
+
+
+def ratio(rounds: dict[str, list[dict[str, float | None]]], one: str, other: str, figure: str) -> float:
+    """The median of what it was in each round."""
+    pairs = ((this[figure], that[figure]) for this, that in zip(rounds[one], rounds[other], strict=True))
+    return round(statistics.median(this / that for this, that in pairs if this is not None and that), 2)
 
 
 def _medians(rounds: list[dict[str, float | None]]) -> dict[str, float]:

@@ -107,6 +107,13 @@ def llmgw_limited(rig: Rig) -> System:
     return _llmgw(rig, "llmgw-limited", LIMITED)
 
 
+def llmgw_tables(rig: Rig) -> System:
+    """Large tables alone: who calls what is as in the small case."""
+    system = _llmgw(rig, "llmgw-tables", LARGE)
+    system.callers = system.callers[:1]
+    return system
+
+
 def llmgw_large(rig: Rig) -> System:
     return _llmgw(rig, "llmgw-large", LARGE)
 
@@ -182,6 +189,7 @@ SYSTEMS: dict[str, Callable[[Rig], System]] = {
     "llmgw-plain": llmgw_plain,
     "llmgw": llmgw,
     "llmgw-limited": llmgw_limited,
+    "llmgw-tables": llmgw_tables,
     "llmgw-large": llmgw_large,
     "vllm-router": vllm_router,
     "nginx": nginx,
