@@ -247,7 +247,7 @@ class Exchange:
             if content_type[:10].lower() == b"multipart/":
                 self.form = forms.boundary(content_type)
             body = self.raw_body
-            peek = self.peek = openai.peek(body) if self.form is None else forms.peek(body, self.form)
+            peek = self.peek = openai.peek(body, self.path) if self.form is None else forms.peek(body, self.form)
             name = peek.model
             if peek.stream:
                 self.add_usage = self.form is None and openai.usage_to_add(self.path, peek, body)

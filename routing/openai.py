@@ -168,8 +168,9 @@ _MEMBER: Final = re.compile(rb'[ \t\n\r]*"((?:[^"\\]|\\.)*)"[ \t\n\r]*:[ \t\n\r]
 _SPACE: Final = re.compile(rb"[ \t\n\r]*")
 
 
-def peek(body: bytes) -> Peek:
-    """Read a JSON body's model, stream, stream_options and token bound. Raises Refusal (400) naming the field."""
+def peek(body: bytes, path: str = "") -> Peek:
+    """Read a JSON body's model, stream, stream_options and, by a name that counts on `path`, its token bound. Raises
+    Refusal (400) naming the field."""
     members = _members(body)
     spans = _spans(body, members)
     model = _value(members, "model")
@@ -180,7 +181,7 @@ def peek(body: bytes) -> Peek:
         raise Refusal("body_invalid", "`stream` must be true or false, not a string or a number.", param="stream")
     options = _value(members, "stream_options") if "stream_options" in members else None
     bound: object = None
-    for name in BOUNDS:
+    for name in BOUNDS.get(path, ()):
         if bound is None and name in members:
             bound = _value(members, name)
     choices = _value(members, "n") if "n" in members else 1
@@ -214,7 +215,13 @@ MAX_MEMBERS: Final = 1000
 MAX_MEMBER_NAME: Final = 1000
 MAX_VALUE_BYTES: Final = 16 * 1024
 """Characters. Longer names and more members than these would take the time of everybody's requests to look at."""
-BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+BOUNDS: Final[dict[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+"""What bounds an answer, by route: engines pass over the names of other routes."""
 
 
 def _value(members: dict[str, msgspec.Raw], name: str) -> object:

@@ -20,7 +20,8 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-names = st.text().filter(lambda name: name not in ("model", "stream", "stream_options", *openai.BOUNDS))
+READ = {"model", "stream", "stream_options", *openai.BOUNDS[CHAT]}
+names = st.text().filter(lambda name: name not in READ)
 separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:\r\n ")])
 
 
@@ -130,9 +131,9 @@ def test_a_number_that_begins_like_its_double_is_seen_as_one() -> None:
 def test_nulls_and_odd_bounds_are_for_the_engine_to_judge() -> None:
     seen = peek(b'{"model":"m","max_tokens":null,"stream":null,"tools":null,"stream_options":null}')
     assert (seen.stream, seen.max_tokens, seen.asks_usage) == (False, None, False)
-    assert peek(b'{"model":"m","max_tokens":5,"max_completion_tokens":7}').max_tokens == 7
-    assert peek(b'{"model":"m","max_tokens":true}').max_tokens is None
-    assert peek(b'{"model":"m","max_tokens":-1}').max_tokens is None
+    assert peek(b'{"model":"m","max_tokens":5,"max_completion_tokens":7}', CHAT).max_tokens == 7
+    assert peek(b'{"model":"m","max_tokens":true}', CHAT).max_tokens is None
+    assert peek(b'{"model":"m","max_tokens":-1}', CHAT).max_tokens is None
     assert peek('{"model":"中文模型"}'.encode()).model == "中文模型"
     assert peek(b'{"\\u006dodel":"m"}').model == "m"
 
@@ -302,7 +303,7 @@ def test_a_value_that_no_engine_could_read_is_refused_by_its_name(name: str, val
     members = {"model": b'"m"', name: value}
     body = b"{" + b",".join(b'"%b":%b' % (key.encode(), each) for key, each in members.items()) + b"}"
     with pytest.raises(Refusal) as refused:
-        openai.peek(body)
+        openai.peek(body, CHAT)
     assert refused.value.param == name
 
 
