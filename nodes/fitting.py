@@ -80,6 +80,7 @@ def situation(node: Node, used: Used) -> tuple[object, ...]:
         node.state,
         node.cordoned,
         node.draining,
+        node.disk_bytes,
         disk_free(node),
         node.builds,
         node.fabrics,
@@ -177,6 +178,9 @@ def _disk_fault(node: Node, ask: Ask, used: Used) -> str:
         return f"has only {gb(free)} of disk free; free some"
     if not needed or free - used.coming_bytes >= needed:
         return ""
+    if node.disk_bytes is not None and node.disk_bytes < needed:
+        has = f"has a disk of {gb(node.disk_bytes)}, and min_disk_gb asks for {gb(needed)}"
+        return f"{has}; add a node with a larger one, or lower min_disk_gb"
     coming = f", of which {gb(used.coming_bytes)} are for weights on their way" if used.coming_bytes else ""
     has = f"has {gb(free)} of disk free{coming}, and min_disk_gb asks for {gb(needed)}"
     return f"{has}; free some, or lower min_disk_gb"

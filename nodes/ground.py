@@ -130,9 +130,12 @@ class Ground:
     @cached_property
     def most_disk(self) -> tuple[int, str] | None:
         """What the node with the most disk has free, and its name; None where a node does not say."""
-        free = {name: disk_free(node) for name, node in self.nodes.items()}
-        known = [(size, name) for name, size in free.items() if size is not None]
-        return max(known, key=lambda each: each[0]) if known and len(known) == len(free) else None
+        return _most({name: disk_free(node) for name, node in self.nodes.items()})
+
+    @cached_property
+    def largest_disk(self) -> tuple[int, str] | None:
+        """How large the largest disk is, free or not, and whose; None where a node does not say."""
+        return _most({name: node.disk_bytes for name, node in self.nodes.items()})
 
     def without(self, gone: Set[str], answers: Answers | None = None) -> Without:
         """What it would be, had these replicas gone."""
@@ -173,3 +176,8 @@ class Without:
         used = {name: self._used.get(name) or ground.used.get(name, NOTHING) for name in nodes}
         answers = {name: consider(ground.nodes[name], ask, taken) for name, taken in used.items()}
         return {name: answer for name, answer in answers.items() if isinstance(answer, Fit)}
+
+
+def _most(sizes: Mapping[str, int | None]) -> tuple[int, str] | None:
+    known = [(size, name) for name, size in sizes.items() if size is not None]
+    return max(known, key=lambda each: each[0]) if known and len(known) == len(sizes) else None

@@ -183,9 +183,10 @@ def _check_inventory(told: protocol.Inventory) -> None:
     for word in (*chosen, *chosen.values()):
         if not (1 <= len(word) <= protocol.MAX_BUILD_NAME and word.isprintable()):
             raise Unfit(f"a chosen build or its engine is not one line of 1 to {protocol.MAX_BUILD_NAME} characters")
-    sizes = (told.cpu.cores, told.memory_bytes, *(disk.free_bytes for disk in told.disks))
+    disks = (size for disk in told.disks for size in (disk.total_bytes, disk.free_bytes))
+    sizes = (told.cpu.cores, told.memory_bytes, *disks)
     if any(size is not None and size < 0 for size in sizes):
-        raise Unfit("cores, memory or free disk are less than nothing")
+        raise Unfit("cores, memory or disk are less than nothing")
 
 
 def _check_load(told: protocol.NodeLoad) -> None:

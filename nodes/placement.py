@@ -140,6 +140,12 @@ def _nowhere(ask: Ask, ground: Ground) -> str:
             f"no node has {ask.gpu_class}; the cluster has {counted(ground.classes) or 'no cards'}. "
             f"Add a node with them, or change gpu_class of profile {ask.profile}"
         )
+    if ask.disk_bytes and ground.largest_disk and ground.largest_disk[0] < ask.disk_bytes:
+        size, name = ground.largest_disk
+        return (
+            f"no node has a disk of {gb(ask.disk_bytes)}; the largest has {gb(size)}, on {name}. "
+            f"Lower min_disk_gb of profile {ask.profile}, or add a node with a larger one"
+        )
     if ask.disk_bytes and ground.most_disk and ground.most_disk[0] < ask.disk_bytes:
         free, name = ground.most_disk
         return (

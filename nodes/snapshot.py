@@ -53,6 +53,7 @@ class _NodeLoad(msgspec.Struct):
     disk_free_bytes: int | None = None
 
 
+_NO_DISK = protocol.Disk(path="")
 # Whole clusters are read on every pass and page: columns without models, and JSON read once, straight into shape.
 _facts = msgspec.json.Decoder(_Facts).decode
 _node_load = msgspec.json.Decoder(_NodeLoad).decode
@@ -218,9 +219,10 @@ def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
     for name, life, cordoned, draining, address, disabled, reserved, labels, _, loaded, *rest in rows:
         version, since, seen = rest
         facts, load = inventories[name], _node_load(loaded)
+        disk = facts.disks[0] if facts.disks else _NO_DISK  # the first is the one of the work directory
         free = load.disk_free_bytes
         if free is None:
-            free = facts.disks[0].free_bytes if facts.disks else None
+            free = disk.free_bytes
         yield state.Node(
             name=name,
             state=life,
@@ -233,6 +235,7 @@ def _nodes(nodes: QuerySet[models.Node]) -> Iterator[state.Node]:
             cores=facts.cpu.cores,
             memory_bytes=facts.memory_bytes,
             memory_used_bytes=load.memory_used_bytes,
+            disk_bytes=disk.total_bytes,
             disk_free_bytes=free,
             cpu_percent=load.cpu_percent,
             load_1m=load.load_1m,

@@ -72,6 +72,8 @@ class Node:
     cores: int | None = None
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
+    disk_bytes: int | None = None
+    """The whole disk of its work directory, as it is free or not."""
     disk_free_bytes: int | None = None
     cpu_percent: float | None = None
     load_1m: float | None = None

@@ -129,6 +129,14 @@ CASES = {
             "Lower min_disk_gb of profile gpu, add a node with more, or free some",
         ),
     ),
+    "disks that are too small": Case(
+        changed(disks=(protocol.Disk(path="/", total_bytes=10**12, free_bytes=900 * 10**9),)),
+        {**GPU, "min_disk_gb": 5000},
+        (
+            "gpu: no node has a disk of 5000.0 GB; the largest has 1000.0 GB, on one. "
+            "Lower min_disk_gb of profile gpu, or add a node with a larger one",
+        ),
+    ),
     "a quota": Case(
         with_quota,
         GPU,

@@ -39,6 +39,7 @@ def some_node(draw: st.DrawFn, name: str) -> Node:
         reserved_cores=draw(st.sampled_from([0, 1.5])),
         cores=draw(st.sampled_from([None, 1, 2, 8, 64])),
         memory_bytes=draw(st.sampled_from([None, 2 * 10**9, 64 * 10**9])),
+        disk_bytes=draw(st.sampled_from([None, 10**10, 10**12])),
         disk_free_bytes=draw(st.sampled_from([None, 10**6, 10**11])),
         gpus=draw(st.sampled_from([(), (Gpu(uuid=f"GPU-{name}", index=0, name="L4", gpu_class="l4-22g"),)])),
         builds=draw(builds()),

@@ -67,6 +67,7 @@ def test_a_state_names_its_replica_in_one_line(name: str) -> None:
         {"cpu": protocol.Cpu(cores=-1)},
         {"memory_bytes": -1},
         {"disks": (protocol.Disk(path="/", free_bytes=-1),)},
+        {"disks": (protocol.Disk(path="/", total_bytes=-1),)},
     ],
 )
 def test_a_machine_has_no_less_than_nothing(told: dict[str, Any]) -> None:

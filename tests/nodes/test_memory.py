@@ -22,7 +22,7 @@ from nodes.reconcile import plan
 from nodes.scene import Memory
 from nodes.state import Backoff, Cluster, Load, Node, Replica, Shard, Status, TurnedDown, profile_digest
 from tests.nodes.fleets import NOW, carried_out
-from tests.nodes.test_placement_properties import Dice, fleet, some_node, some_profile
+from tests.nodes.test_placement_properties import GB, Dice, fleet, some_node, some_profile
 
 some = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32).map(Dice)
@@ -309,3 +309,12 @@ def test_the_same_reasons_are_not_told_anew_and_none_are_told_at_once() -> None:
     assert again == first
     lines.of([], set())
     assert lines.of([("m", same)], {"m"})["m"] is not again
+
+
+def test_a_larger_disk_of_which_no_more_is_free_is_told_of() -> None:
+    memory, cluster = Memory(), crowd(models=1, nodes=2, min_disk_gb=100)
+    small = replace(cluster.nodes[0], disk_free_bytes=50 * GB)
+    for disk_bytes, has in ((60 * GB, "has a disk of 60.0 GB"), (200 * GB, "has 50.0 GB of disk free")):
+        nodes = (replace(small, disk_bytes=disk_bytes), cluster.nodes[1])
+        told = dict(plan(replace(cluster, nodes=nodes), NOW, memory).reasons)
+        assert [each.reason.partition(",")[0] for each in told["w0000"] if each.node == small.name] == [has]

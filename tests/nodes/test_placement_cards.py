@@ -231,6 +231,18 @@ def test_many_holders_are_counted() -> None:
             "Lower min_disk_gb of profile one, add a node with more, or free some",
         ),
         (
+            node(disk_bytes=2 * 10**11, disk_free_bytes=5 * 10**10),
+            replace(ONE, min_disk_gb=200),
+            "no node has 200.0 GB of disk free; the most is 50.0 GB, on a. "
+            "Lower min_disk_gb of profile one, add a node with more, or free some",
+        ),
+        (
+            node(disk_bytes=2 * 10**11, disk_free_bytes=5 * 10**10),
+            replace(ONE, min_disk_gb=201),
+            "no node has a disk of 201.0 GB; the largest has 200.0 GB, on a. "
+            "Lower min_disk_gb of profile one, or add a node with a larger one",
+        ),
+        (
             node(disk_free_bytes=None),
             replace(ONE, min_disk_gb=100),
             "does not say how much disk it has free, and min_disk_gb asks for 100.0 GB",
@@ -279,6 +291,10 @@ def test_what_another_node_has_is_a_nodes_own_fault() -> None:
     roomy = replace(ONE, min_disk_gb=100)
     assert why(answer(roomy, node(disk_free_bytes=5 * 10**10), other, replicas=(full,)))["a"] == (
         "has 50.0 GB of disk free, and min_disk_gb asks for 100.0 GB; free some, or lower min_disk_gb"
+    )
+    small = node(disk_bytes=9 * 10**10, disk_free_bytes=5 * 10**10)
+    assert why(answer(roomy, small, other, replicas=(full,)))["a"] == (
+        "has a disk of 90.0 GB, and min_disk_gb asks for 100.0 GB; add a node with a larger one, or lower min_disk_gb"
     )
     unsaid = node("z", disk_free_bytes=None)
     assert why(answer(roomy, node(disk_free_bytes=5 * 10**10), unsaid))["a"].startswith("has 50.0 GB of disk free")

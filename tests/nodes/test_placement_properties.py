@@ -81,6 +81,7 @@ def some_node(dice: Dice, name: str) -> Node:
         reserved_cores=dice.mostly(0, 4),
         cores=dice.mostly(64, None, 8),
         memory_bytes=dice.mostly(500 * GB, None, 16 * GB),
+        disk_bytes=dice.mostly(2000 * GB, None, 60 * GB),
         disk_free_bytes=dice.mostly(1000 * GB, None, 10**6, 50 * GB),
         gpus=some_cards(dice, name),
         gpus_fault=dice.mostly("", "nvidia-smi does not answer"),
