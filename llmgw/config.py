@@ -100,7 +100,7 @@ class Gateway(Section):
     queue_limit: Annotated[int, Field(ge=0)] = 1000
     """How many requests may wait for one model."""
     waiting_bytes: Annotated[int, Field(ge=1024)] = 512 * 1024 * 1024
-    """How much memory the bodies of all waiting requests may take in one gateway."""
+    """How much memory the bodies of all requests that wait, or are on their way in, may take in one gateway."""
     queue_wait_s: float = 60.0
     """How long a request waits for room before it is refused."""
     fallback_after_s: float = 5.0

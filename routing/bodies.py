@@ -10,6 +10,7 @@ from routing.openai import Refusal
 SLICE = 256 * 1024
 MAX_LAYERS = 2
 MAX_MEMBERS = 1000
+BUSY_RETRY_S = 2.0
 _GZIP, _DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
 
 
@@ -18,6 +19,13 @@ def too_large(limit: int) -> Refusal:
         "body_too_large",
         f"The body is larger than {limit:,} bytes, the limit here after decompression; send less.",
     )
+
+
+def too_many(most: int) -> Refusal:
+    text = (
+        f"The bodies of requests that come in or wait here take {most:,} bytes, as many as may. Try again in a moment."
+    )
+    return Refusal("engine_busy", text, retry_after_s=BUSY_RETRY_S)
 
 
 def decode(body: bytes, encodings: Sequence[str], limit: int) -> bytes:

@@ -214,17 +214,7 @@ class Exchange:
         if declared.isdigit() and int(declared) > limit:
             raise bodies.too_large(limit)
         self.deadline = self.started + BODY_SILENCE_S
-        body, more = await self.client.read()
-        if more:
-            parts, size = [body], len(body)
-            while more:
-                self.deadline = monotonic() + BODY_SILENCE_S
-                body, more = await self.client.read()
-                parts.append(body)
-                size += len(body)
-                if size > limit:
-                    raise bodies.too_large(limit)
-            body = b"".join(parts)
+        body = await self._read_parts(limit)
         self.deadline = None
         self.body_read = True
         encoding = self.headers.get(b"content-encoding")
@@ -235,6 +225,26 @@ class Exchange:
             else:
                 body = bodies.decode(body, names, limit)
         self.raw_body = self.body = body
+
+    async def _read_parts(self, limit: int) -> bytes:
+        """All of it. Until it is there, it counts like those that wait for a place."""
+        plane, most = self.plane, self.plane.bounds.waiting_bytes
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            while more:
+                part, more = await self.client.read()
+                self.deadline = monotonic() + BODY_SILENCE_S
+                parts.append(part)
+                size += len(part)
+                plane.waiting_bytes += len(part)
+                if size > limit:
+                    raise bodies.too_large(limit)
+                if more and most < plane.waiting_bytes != size:  # one alone may be as large as any body
+                    raise bodies.too_many(most)
+        finally:
+            plane.waiting_bytes -= size
+        return b"".join(parts)
 
     def _resolve(self) -> Served:
         """(3) Which model or adapter, and may this key use it."""

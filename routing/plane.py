@@ -80,7 +80,7 @@ class Plane:
         self.limiter = Limiter()
         self.share = Share(settings.redis.url) if settings.redis.url else None
         self.waiting_bytes = 0
-        """Of bodies whose requests wait for a place."""
+        """Of bodies whose requests wait for a place, or that come in."""
         self.demand: set[str] = set()
         """On-demand models that were asked for since the store was last told."""
         self.cold = asyncio.Event()

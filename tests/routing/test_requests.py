@@ -331,6 +331,15 @@ async def test_expect_100_is_honoured_for_a_known_key_and_not_for_another(gatewa
     assert b" 401 " in await gateway.raw(wrong.replace(b"100-continue", b"banana"), until=b"}}")
 
 
+async def test_a_chunked_body_that_comes_at_once_is_held_to_the_limit(start: Start, engine: MockEngine) -> None:
+    async with start(contents(endpoint(engine.port)), body_limit_bytes=2000) as gateway:
+        body = json.dumps({**CHAT, "pad": "x" * 3000}).encode()
+        head = raw_chat(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        answer = await gateway.raw(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), until=b"}}")
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert engine.requests == []
+
+
 async def test_pipelined_and_kept_alive_requests_are_answered_in_order(gateway: Running) -> None:
     one = raw_chat(json.dumps(CHAT).encode())
     got = await gateway.raw(one + raw_chat(b"{}") + one.replace(b"\r\nHost", b"\r\nConnection: close\r\nHost"))

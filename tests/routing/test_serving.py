@@ -319,6 +319,32 @@ async def test_stopping_refuses_the_waiting_ends_the_running_and_leaves_no_place
     assert [record.error_code for record in store.usage.values()] == ["gateway_stopping"] * 5
 
 
+async def test_bodies_on_their_way_in_take_no_more_memory_than_those_that_wait(
+    start: Start, engine: MockEngine
+) -> None:
+    body = json.dumps({**CHAT, "pad": "x" * 100_000}).encode()
+    cut = len(raw_chat(body)) - 50
+    async with start(one(engine), waiting_bytes=250_000) as gateway:
+        plane = gateway.gateway.plane
+        writers = []
+        for number in (1, 2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(raw_chat(body)[:cut])
+            writers.append((reader, writer))
+            await eventually(lambda number=number: plane.waiting_bytes > number * 90_000)  # type: ignore[misc]
+        refused = await gateway.raw(raw_chat(body)[:cut], until=b"}}")
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b'"engine_busy"' in refused
+        for reader, writer in writers:
+            writer.write(raw_chat(body)[cut:])
+            async with asyncio.timeout(20):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.close()
+        await at_rest(gateway)
+        assert plane.waiting_bytes == 0
+        assert sorted(row.status for row in await gateway.records(3)) == [200, 200, 503]
+
+
 # --- progress --------------------------------------------------------------------------------------------------------
 PROGRESS = {"x-llmgw-progress": "sse"}
 
