@@ -57,13 +57,13 @@ class Signal:
 
 class Run:
     """One coroutine on its way. `on_end` is called once, when it is over; an exception that leaves the coroutine
-    reaches the event loop's handler."""
+    reaches the event loop's handler. The loop is asked for where it is needed: with Python 3.11 that is a system call.
+    """
 
-    __slots__ = ("_cancelling", "_loop", "_steps", "_waits", "on_end")
+    __slots__ = ("_cancelling", "_steps", "_waits", "on_end")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Run], None]) -> None:
         self._steps: Generator[Any, Any, None] | None = coroutine.__await__()
-        self._loop = asyncio.get_running_loop()
         self._waits: Signal | asyncio.Future[Any] | None = None
         self._cancelling = False
         self.on_end = on_end
@@ -82,7 +82,7 @@ class Run:
         waits = self._waits
         if isinstance(waits, Signal):
             waits._run = self._waits = None
-            self._loop.call_soon(self._step, asyncio.CancelledError())
+            asyncio.get_running_loop().call_soon(self._step, asyncio.CancelledError())
         elif waits is None or not waits.cancel():
             self._cancelling = True
         return True
@@ -103,7 +103,8 @@ class Run:
             self._over()
         except BaseException as failure:
             self._over()
-            self._loop.call_exception_handler({"message": "a request's coroutine failed", "exception": failure})
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": "a request's coroutine failed", "exception": failure})
             if not isinstance(failure, Exception):
                 raise
         else:
@@ -116,7 +117,7 @@ class Run:
             if type(waits) is Signal:
                 waits._run = self
             elif waits is None:  # a bare yield: asyncio.sleep(0)
-                self._loop.call_soon(self._step, None)
+                asyncio.get_running_loop().call_soon(self._step, None)
             else:
                 waits._asyncio_future_blocking = False
                 waits.add_done_callback(self._future_done)
