@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from routing.now import monotonic
 from routing.shapes import Record
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ SEGMENT_BYTES: Final = 8 * 1024 * 1024
 KEPT_SEGMENTS: Final = 2
 MEMORY_RECORDS: Final = 20_000
 """How many records are kept in memory while the disk takes none."""
+SAY_AGAIN_S: Final = 60.0
 SUFFIX: Final = ".jsonl"
 
 
@@ -46,6 +48,7 @@ class Journal:
         """What the open segment holds, so that it need not be read again."""
         self._closed: list[tuple[int, Path, list[Record]]] = []
         self._memory: list[Record] = []
+        self._say_again_at = 0.0
         self.lost = 0
         """Records that neither disk nor memory could take."""
 
@@ -76,7 +79,9 @@ class Journal:
             self._rotate()
 
     def _remember(self, record: Record, error: OSError) -> None:
-        if not self._memory and not self.lost:
+        now = monotonic()
+        if not self._memory and not self.lost and now >= self._say_again_at:
+            self._say_again_at = now + SAY_AGAIN_S  # the store may empty the memory each second
             log.error(
                 "Usage cannot be written to %s (%s). It is kept in memory for now; free space on that disk.",
                 self.folder,

@@ -65,6 +65,17 @@ def test_records_are_handed_over_once_and_their_file_goes(tmp_path: Path) -> Non
     assert files(tmp_path / "journal") == []
 
 
+def test_a_full_disk_is_not_said_again_as_often_as_the_store_empties_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    journal = Journal(tmp_path / "file")
+    for number in range(5):
+        journal.append(record(number))
+        assert taken(journal.batches()) == [f"req-{number}"]
+    assert caplog.text.count("cannot be written") == 1
+
+
 def test_a_disk_that_lets_files_begin_and_no_more_is_left_none_of_them(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(1, 30):  # nothing can be renamed to what is a folder
