@@ -21,7 +21,7 @@ from routing.failures import Broken, ConnectFailed, Failed, Full, Silent, Upstre
 from routing.now import epoch, monotonic
 from routing.openai import Refusal
 from routing.relay import answer_headers, relay
-from routing.scheduling import scores
+from routing.scheduling import load
 from routing.table import Served, Target, candidates, nowhere
 from routing.upstream import Connection
 
@@ -83,7 +83,7 @@ def _choose(exchange: Exchange, served: Served, left: list[Target]) -> Target | 
     if chooser.profile == PREFIX_AFFINITY and exchange.peek is not None and exchange.peek.prompt_span is not None:
         prompt = affinity.prefix_keys(exchange.raw_body, *exchange.peek.prompt_span, scope=served.adapter)
     if not exchange.considered:
-        exchange.considered = tuple(Considered(*each) for each in scores(left[:CONSIDERED_SHOWN]))
+        exchange.considered = tuple([Considered(each.replica, load(each)) for each in left[:CONSIDERED_SHOWN]])
     prefer = None if served.wanted is None else lora.holders(left, served.wanted)
     target = chooser.choose(left, prompt, prefer)
     exchange.affinity = chooser.last_affinity

@@ -53,11 +53,6 @@ def load(candidate: Candidate) -> float | None:
     return (others + own if others > 0 else own) / (candidate.weight or 1)
 
 
-def scores(candidates: Sequence[Candidate]) -> list[tuple[str, float | None]]:
-    """Replicas and their loads, for the explanation of a choice; lower is better, None unknown."""
-    return [(each.replica, load(each)) for each in candidates]
-
-
 def saturated(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
     """Whether it works on as much as it serves at once, or on far more than the others do."""
     weight = candidate.weight or 1

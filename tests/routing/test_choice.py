@@ -14,7 +14,7 @@ from routing import ejection, mappings
 from routing.affinity import prefix_keys
 from routing.ejection import WELL, Health
 from routing.mappings import LLAMACPP, SGLANG, VLLM, Load, mapping_for, read
-from routing.scheduling import REMEMBERED_GONE, Candidate, Chooser, least_loaded, load, saturated, scores
+from routing.scheduling import REMEMBERED_GONE, Candidate, Chooser, least_loaded, load, saturated
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_the_cache_decides_between_equals_only_when_all_say_how_full_it_is() -> 
 
 
 def test_an_explanation_shows_every_load_and_none_for_the_unknown() -> None:
-    assert scores([Place("a", weight=2, running=1), Place("b", running=None)]) == [("a", 0.5), ("b", None)]
+    assert [load(each) for each in (Place("a", weight=2, running=1), Place("b", running=None))] == [0.5, None]
 
 
 # --- profiles --------------------------------------------------------------------------------------------------------
