@@ -27,7 +27,8 @@ SUFFIX = EXTENSION_SUFFIXES[0]
 SHARED = "__mypyc"
 """How the module that the others share is called, after a hash."""
 ASKED = "LLMGW_COMPILED"
-state = "as source"
+UNDECIDED = "as source"
+state = UNDECIDED
 """How the request path runs, in words."""
 MODULES = (
     "llmgw.core.cells",
@@ -109,8 +110,14 @@ def lacking(folder: Path = FOLDER, root: Path = ROOT) -> str:
 
 
 def use(folder: Path = FOLDER, root: Path = ROOT) -> None:
-    """From now on import what `folder` has, where that is of use; `state` says how it stands. Raises ImportError."""
+    """From now on import what `folder` has, where that is of use; `state` says how it stands. Raises ImportError.
+
+    Each package that holds such modules calls this as it is imported, and the first call decides: compiled modules
+    refuse objects of a class that was imported as source before.
+    """
     global state
+    if state != UNDECIDED:
+        return
     asked = os.environ.get(ASKED)
     if asked == "0":
         state = f"as source: {ASKED}=0 asks for it"
