@@ -101,7 +101,13 @@ def _checked(url: str) -> str:
         good = False
     if not good or parts.username is not None or parts.query or parts.fragment:
         raise CtlError(f"{url!r} is not an address such as {DEFAULT_URL}. Correct --url or LLMGW_URL.", UNASKED)
-    return url.rstrip("/")
+    url = url.rstrip("/")
+    if url.endswith("/v1"):
+        whole = url.removesuffix("/v1").removesuffix("/api")
+        raise CtlError(
+            f"{url} is where programs send requests. Leave its path out of --url or LLMGW_URL: {whole}", UNASKED
+        )
+    return url
 
 
 class Client:
@@ -144,13 +150,18 @@ class Client:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if "CERTIFICATE" in str(error).upper():
                 raise CtlError(f"The certificate of {self.server.url} is not trusted: {error}.", UNASKED) from None
+            if any(words in str(error) for words in ("WRONG_VERSION_NUMBER", "record layer failure")):
+                plain = self.server.url.replace("https:", "http:", 1)
+                raise CtlError(
+                    f"What listens at {self.server.url} speaks no TLS. Say {plain} in --url or LLMGW_URL.", UNASKED
+                ) from None
             raise CtlError(_nobody(self.server.url, error), UNASKED) from None
         except httpx.TimeoutException:
             raise CtlError(
                 f"{self.server.url} did not answer within {TIMEOUT_S:.0f} s. Try again, or look at its log.", UNASKED
             ) from None
         except httpx.HTTPError as error:
-            raise CtlError(f"{self.server.url} broke off: {error}. Try again.", UNASKED) from None
+            raise CtlError(f"{self.server.url} broke off: {str(error).rstrip('.')}. Try again.", UNASKED) from None
         if answer.is_success:
             return answer
         raise _explained(answer, self.server.url, path)

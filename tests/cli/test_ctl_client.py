@@ -150,7 +150,7 @@ REFUSAL = json.dumps(
             1,
             "llmgw:  [31mNo ]0;owned   2J.",
         ),
-        ((0, b""), 2, "broke off"),
+        ((0, b""), 2, "broke off: Server disconnected without sending a response. Try again."),
     ],
 )
 def test_every_answer_ends_in_a_sentence_and_an_exit_code(
@@ -190,6 +190,23 @@ def test_where_nobody_listens_the_next_step_is_said(tmp_path: Path) -> None:
         f"llmgw: No llmgw answers at {url}. Start it with: llmgw up; where its parts run one by one: "
         "llmgw server run web\n",
     )
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/api/v1"])
+def test_an_address_for_programs_is_answered_with_the_one_that_is_meant(tmp_path: Path, path: str) -> None:
+    named = tmp_path / "token"
+    named.write_text(TOKEN)
+    with pytest.raises(CtlError, match=r"--url or LLMGW_URL: http://a:8080$"):
+        find(f"http://a:8080{path}", named, {})
+
+
+def test_https_where_no_tls_is_spoken_names_the_address_that_is(strange: list[str], tmp_path: Path) -> None:
+    plain = json.loads(Path(strange[1]).read_text())["url"]
+    secure = plain.replace("http:", "https:")
+    named = keep(tmp_path / "secure", url=secure, token=TOKEN)
+    done = CliRunner().invoke(ctl.app, ["--token-file", str(named), "status"])
+    said = f"llmgw: What listens at {secure} speaks no TLS. Say {plain} in --url or LLMGW_URL.\n"
+    assert (done.exit_code, done.stderr) == (2, said)
 
 
 def test_of_another_host_the_address_is_named_and_what_to_look_at_there(tmp_path: Path) -> None:
