@@ -105,7 +105,7 @@ def test_a_member_makes_a_key_sees_its_first_call_arrive_and_revokes_it(page: Pa
     expect(page.get_by_text("Waiting for the first call")).to_be_visible()
     look(page, "key-made")
     rows.make_usage(key=key)
-    expect(page.get_by_text("answered: 20 tokens, 285 ms")).to_be_visible()
+    expect(page.get_by_text("Latest answer: 20 tokens, 285 ms")).to_be_visible()
     assert page.locator("#first-call[hx-get]").count() == 0
     page.goto("/keys/")
     look(page, "key-list")

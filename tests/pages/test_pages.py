@@ -144,7 +144,7 @@ def test_the_first_call_is_waited_for_told_and_then_left_alone(client: Client, b
     assert "every 2s" in waiting
     rows.make_usage(key=key)
     answered = text_of(client, url)
-    assert "answered: 20 tokens, 285 ms" in answered
+    assert "Latest answer: 20 tokens, 285 ms" in answered
     assert "hx-get" not in answered
 
 
@@ -152,7 +152,7 @@ def test_unknown_tokens_of_the_first_call_are_a_dash(client: Client, bob: User) 
     client.post("/keys/make/", {"name": "laptop"})
     key = Key.objects.get()
     rows.make_usage(key=key, completion_tokens=None)
-    assert "answered: – tokens" in text_of(client, f"/keys/{key.pk}/first-call/")
+    assert "Latest answer: – tokens" in text_of(client, f"/keys/{key.pk}/first-call/")
 
 
 def test_nobody_waits_for_a_first_call_for_ever(client: Client, bob: User) -> None:
