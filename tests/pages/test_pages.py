@@ -155,6 +155,17 @@ def test_unknown_tokens_of_the_first_call_are_a_dash(client: Client, bob: User) 
     assert "Latest answer: – tokens" in text_of(client, f"/keys/{key.pk}/first-call/")
 
 
+def test_a_key_and_its_owner_have_the_same_sums_of_today(client: Client, bob: User) -> None:
+    client.post("/keys/make/", {"name": "laptop"})
+    key = Key.objects.get()
+    rows.make_usage(key=key, user=bob)
+    for url in (f"/keys/{key.pk}/", "/account/"):
+        assert "1 request, 12 tokens read, 20 written" in text_of(client, url)
+    rows.make_usage(key=key, user=bob, prompt_tokens=1000)
+    for url in (f"/keys/{key.pk}/", "/account/"):
+        assert "2 requests, 1,012 tokens read, 40 written" in text_of(client, url)
+
+
 def test_nobody_waits_for_a_first_call_for_ever(client: Client, bob: User) -> None:
     client.post("/keys/make/", {"name": "laptop"})
     Key.objects.update(made_at=timezone.now() - timedelta(minutes=11))
