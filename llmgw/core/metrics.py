@@ -13,7 +13,11 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llmgw.core.cells import Buckets, Cell
+from llmgw.core import compiled
+
+compiled.use()  # whoever imports this first decides what the cells are
+
+from llmgw.core.cells import Buckets, Cell  # noqa: E402
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 CONTENT_TYPE = exposition.CONTENT_TYPE_PLAIN_0_0_4

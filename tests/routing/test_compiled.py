@@ -31,3 +31,9 @@ print(*sorted({sys.modules[name].__file__.rpartition(".")[2] for name in compile
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["so" if os.environ[compiled.ASKED] == "1" else "py"], done.stderr
+
+
+def test_metrics_by_themselves_count_in_the_cells_that_the_request_path_counts_in() -> None:
+    code = "import sys, llmgw.core.metrics; print(sys.modules['llmgw.core.cells'].__file__.rpartition('.')[2])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["so" if os.environ[compiled.ASKED] == "1" else "py"], done.stderr
