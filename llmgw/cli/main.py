@@ -5,17 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from agent.errors import ConfigError
 from llmgw.cli import ctl, ctl_engines, ctl_fabrics, ctl_limits, ctl_nodes, ctl_quota, ctl_requests, node
 from llmgw.cli.ctl_models import model_app
 from llmgw.cli.why import why
 
+
+class _Commands(TyperGroup):
+    """Tells whoever left `ctl` out that it belongs there."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.commands and name in getattr(self.commands["ctl"], "commands", {}):
+            ctx.fail(f"No such command {name!r}. Did you mean: llmgw ctl {name}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="llmgw",
+    cls=_Commands,
     help="Turns your own machines into one private LLM service.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -95,3 +95,10 @@ def test_a_pipe_gets_one_line_a_record_whatever_machines_are_called(token_file: 
 def test_a_secret_is_printed_as_letters_whatever_a_server_sends(capsys: pytest.CaptureFixture[str]) -> None:
     ctl_show.secret("at-\x1b[2Jx\n\u202e")
     assert capsys.readouterr().out == "at- [2Jx  \n"
+
+
+@pytest.mark.parametrize("name", ["status", "keys", "models"])
+def test_who_leaves_ctl_out_is_told_the_whole_command(llmgw: Ctl, name: str) -> None:
+    result = llmgw(name, "--json")
+    assert result.exit_code == 2
+    assert f"No such command '{name}'. Did you mean: llmgw ctl {name}" in result.output
