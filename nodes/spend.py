@@ -33,5 +33,5 @@ def today(now: datetime) -> tuple[UsageLine, tuple[ProjectLine, ...]]:
 
 def _used(sums: Sequence[int]) -> UsageLine:
     requests, failed, prompt, completion, cost, unpriced = map(int, sums)
-    spend = None if requests and unpriced == requests else money.decimal(cost)
+    spend = None if unpriced and not cost else money.decimal(cost)
     return UsageLine(requests, failed, prompt, completion, spend, unpriced)

@@ -219,7 +219,7 @@ class UsageSlot(models.Model):
     cached_tokens = models.BigIntegerField()
     completion_tokens = models.BigIntegerField()
     cost = models.BigIntegerField(help_text="In units of 10^-8 of the currency.")
-    unpriced = models.BigIntegerField(help_text="Requests whose model had no price.")
+    unpriced = models.BigIntegerField(help_text="Requests that used tokens and whose model had no price.")
 
     objects = UsageSlotQuerySet.as_manager()
 

@@ -86,10 +86,10 @@ def add(rows: Iterable[Counted]) -> None:
         found[2] += row.prompt_tokens or 0
         found[3] += row.cached_tokens or 0
         found[4] += row.completion_tokens or 0
-        if row.cost is None:
-            found[6] += 1
-        else:
+        if row.cost is not None:
             found[5] += row.cost
+        elif row.prompt_tokens is not None or row.completion_tokens is not None:
+            found[6] += 1  # one that was refused used nothing that a price could be for
     if not sums:
         return
     moment = connection.ops.adapt_datetimefield_value

@@ -157,7 +157,7 @@ def with_subjects(rows: BudgetQuerySet) -> BudgetQuerySet:
 def _unpriced(used: rollup.Spent, priced: bool) -> str:
     if not used.unpriced:
         return "" if priced or used.requests else "No price is set for what this may use: it counts nothing."
-    if used.unpriced == used.requests:
+    if not used.amount:
         return "No request of this period had a price: it counts nothing."
     return f"{used.unpriced:,} of {used.requests:,} requests of this period had no price and count nothing."
 

@@ -307,7 +307,7 @@ class Migration(migrations.Migration):
                 ('cached_tokens', models.BigIntegerField()),
                 ('completion_tokens', models.BigIntegerField()),
                 ('cost', models.BigIntegerField(help_text='In units of 10^-8 of the currency.')),
-                ('unpriced', models.BigIntegerField(help_text='Requests whose model had no price.')),
+                ('unpriced', models.BigIntegerField(help_text='Requests that used tokens and whose model had no price.')),
             ],
             options={
                 'indexes': [models.Index(fields=['project', 'at'], name='tenants_usa_project_4ea77a_idx'), models.Index(fields=['key', 'at'], name='tenants_usa_key_de3c72_idx'), models.Index(fields=['model', 'at'], name='tenants_usa_model_552a93_idx')],

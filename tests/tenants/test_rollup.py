@@ -56,7 +56,9 @@ def test_requests_of_a_quarter_of_an_hour_become_one_row_and_unknown_adds_nothin
     assert row.at == datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
     assert (row.project, row.key, row.user, row.model, row.adapter) == (0, 0, 0, "m", "")
     assert (row.requests, row.failed, row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (3, 1, 20, 8, 10)
-    assert (row.cost, row.unpriced) == (200, 1)
+    assert (row.cost, row.unpriced) == (200, 0)  # what used nothing needs no price
+    rollup.add([Row(cost=None), Row(cost=None, prompt_tokens=None)])
+    assert UsageSlot.objects.get().unpriced == 2
 
 
 @pytest.mark.django_db
