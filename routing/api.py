@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from routing import explain
-from tenants import finding
+from tenants import finding, standing
 from tenants.api import UsageSerializer, found, wanted
 from tenants.api_rules import one, paged, person
 from tenants.api_views import ApiView
@@ -77,7 +77,7 @@ class RequestSerializer(FoundSerializer):
         return None if why is None else dict(ExplainedSerializer(why).data)
 
     def get_words(self, row: Usage) -> list[str]:
-        return list(explain.in_words(row, explain.read(row.explained)))
+        return list(explain.in_words(row, explain.read(row.explained), standing.currency()))
 
 
 class RequestList(ApiView):

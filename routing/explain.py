@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from tenants.figures import milliseconds, number
-from tenants.money import UNITS
+from tenants.money import text
 
 
 class Considered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -126,6 +126,14 @@ MEANINGS = {
     "engine_silent": "the engine sent nothing for too long",
 }
 """What each code of the gateway says of a request, to follow a colon."""
+_REFUSED_BEFORE = frozenset(
+    {
+        *("body_invalid", "body_too_large", "body_too_slow", "encoding_unsupported"),
+        *("model_forbidden", "origin_forbidden", "route_unknown", "method_not_allowed"),
+        *("rate_limited", "quota_exceeded", "budget_exceeded", "store_unreachable"),
+    }
+)
+"""Codes of requests that are turned away while no replica was looked for yet."""
 _CHOSEN = {
     "hit": "it held the beginning of this prompt already",
     "miss": "no replica was known to hold the beginning of this prompt",
@@ -144,7 +152,7 @@ def read(stored: object) -> Explained | None:
         return None
 
 
-def in_words(ended: Ended, why: Explained | None) -> tuple[str, ...]:
+def in_words(ended: Ended, why: Explained | None, currency: str) -> tuple[str, ...]:
     """The story of one request in sentences, in the order in which it happened. Without `why` only what is counted."""
     return (
         *_asked(ended, why),
@@ -152,7 +160,7 @@ def in_words(ended: Ended, why: Explained | None) -> tuple[str, ...]:
         *_waited(ended, why),
         *(() if why is None else (*_considered(ended, why), *_attempts(why))),
         *_answered(ended),
-        *_used(ended),
+        *_used(ended, currency),
     )
 
 
@@ -171,7 +179,9 @@ def _asked(ended: Ended, why: Explained | None) -> Iterator[str]:
     reserved = 0 if why is None else why.reserved_tokens
     if reserved:
         of_band = f"It went in band {band}; " if band else ""
-        kept = f"{number(reserved)} tokens were set aside for it until its real use was known."
+        kept = (
+            f"{_tokens(reserved)} {'was' if reserved == 1 else 'were'} set aside for it until its real use was known."
+        )
         yield of_band + kept
     elif band:
         yield f"It went in band {band}."
@@ -203,6 +213,11 @@ def _waited(ended: Ended, why: Explained | None) -> Iterator[str]:
         yield f"It waited {length} in the queue{place}."
     elif ended.replica:
         yield "It did not wait: there was room at once."
+
+
+def was_looked_for(model: str, replica: str, error_code: str) -> bool:
+    """Whether a replica was looked for, so that there may be more to say than is kept; else it was refused before."""
+    return bool(replica) or (bool(model) and error_code not in _REFUSED_BEFORE)
 
 
 def first_choice(ended: Ended, why: Explained) -> str:
@@ -270,7 +285,7 @@ def _answered(ended: Ended) -> Iterator[str]:
     yield f"After {length} {how}{at}{': ' + meaning if meaning else ''} (HTTP {ended.status}{code})."
 
 
-def _used(ended: Ended) -> Iterator[str]:
+def _used(ended: Ended, currency: str) -> Iterator[str]:
     read_, written = ended.prompt_tokens, ended.completion_tokens
     worked = ended.status < REFUSED_FROM or bool(ended.replica)
     if read_ is None and written is None:
@@ -281,9 +296,13 @@ def _used(ended: Ended) -> Iterator[str]:
         if ended.estimated:
             yield "These counts are estimates: the engine did not report all of them."
     if ended.cost is not None:
-        yield f"It cost {number(ended.cost / UNITS, 8)}." if ended.cost else "It cost nothing."
+        yield f"It cost {text(ended.cost, currency)}." if ended.cost else "It cost nothing."
     elif read_ or written:
         yield f"It counts against no budget of money: model {ended.model} has no price."
+
+
+def _tokens(count: int | None) -> str:
+    return "1 token" if count == 1 else f"{number(count)} tokens"
 
 
 def _and_wrote(ended: Ended) -> str:
@@ -291,8 +310,8 @@ def _and_wrote(ended: Ended) -> str:
     of_cache = "" if cached is None else f", {number(cached)} of them from the cache,"
     of_reasoning = f", {number(reasoning)} of them reasoning" if reasoning else ""
     if ended.completion_tokens is None:
-        return f"read {number(ended.prompt_tokens)} tokens{of_cache.rstrip(',')}; how many it wrote is not known"
+        return f"read {_tokens(ended.prompt_tokens)}{of_cache.rstrip(',')}; how many it wrote is not known"
     if ended.prompt_tokens is None:
-        return f"wrote {number(ended.completion_tokens)} tokens{of_reasoning}; how many it read is not known"
+        return f"wrote {_tokens(ended.completion_tokens)}{of_reasoning}; how many it read is not known"
     written = f"wrote {number(ended.completion_tokens)}{of_reasoning}"
-    return f"read {number(ended.prompt_tokens)} tokens{of_cache} and {written}"
+    return f"read {_tokens(ended.prompt_tokens)}{of_cache} and {written}"

@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.views.decorators.http import require_safe
 
 from routing import explain, export, welcome
-from tenants import finding
+from tenants import finding, standing
 from tenants.access import members, person
 from tenants.models import Project, Usage
 from tenants.usage import read_cursor
@@ -75,7 +75,8 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     context = {
         "call": call,
         "why": why,
-        "words": explain.in_words(call, why),
+        "looked_for": explain.was_looked_for(call.model, call.replica, call.error_code),
+        "words": explain.in_words(call, why, standing.currency()),
         "stretches": (parts := stretches(call)),
         "lengths": {part.colour: part.ms for part in parts},
         "kept_days": settings.LLMGW.usage.keep_explained_days,

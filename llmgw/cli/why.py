@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from llmgw.cli import client, ctl_show
+from routing.explain import was_looked_for
 from tenants.figures import ago, number
 
 EVENTS = 5
@@ -82,7 +83,7 @@ def _request(found: Record) -> Iterator[str]:
     project, key = found["project_name"] or "no project", found["key_prefix"]
     yield f"  for {project}" + (f", key {key}…" if key else "")
     yield from (f"  {sentence}" for sentence in found["words"])
-    if found["explained"] is None:
+    if found["explained"] is None and was_looked_for(found["model"], found["replica"], found["error_code"]):
         yield "  Where else it could have gone is not kept, or not any more."
 
 

@@ -102,7 +102,8 @@ def test_one_request_says_what_was_decided_in_fields_and_in_words(world: World) 
         world.project, world.key, request_id="why", replica="a", cost=1234, explained=msgspec.to_builtins(WHY)
     )
     answer = client(world.vera).get("/api/v1/requests/why").json()
-    assert answer["words"] == list(in_words(row, WHY))
+    assert answer["words"] == list(in_words(row, WHY, "EUR"))
+    assert "It cost 0.00001234 EUR." in answer["words"]
     assert read(answer["explained"]) == WHY
     assert answer["explained"]["considered"][0] == {"replica": "a", "score": 0.25, "note": ""}
     assert (answer["cost"], answer["result"], answer["cached_tokens"]) == (1234, "ok", None)

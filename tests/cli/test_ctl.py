@@ -281,6 +281,8 @@ def test_why_explains_whatever_has_a_name(llmgw: Ctl) -> None:
     refused = llmgw("why", "req-2").stdout
     assert "it failed: no replica served the model and none was on its way (HTTP 503, no_endpoint)." in refused
     assert "  It wrote 4 tokens; how many it read is not known.\n  These counts are estimates" in refused
+    make_usage(project, request_id="req-3", status=400, error_code="body_invalid", model="", replica="")
+    assert "not kept" not in llmgw("why", "req-3").stdout
     assert json.loads(llmgw("why", "req-1", "--json").stdout)["kind"] == "request"
     nothing = llmgw("why", "nothing")
     assert (nothing.exit_code, "llmgw ctl status" in nothing.stderr) == (1, True)

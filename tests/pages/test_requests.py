@@ -342,6 +342,13 @@ def test_a_request_without_its_explanation_says_that_it_is_gone(client: Client, 
     assert "Where it could go" not in page
 
 
+def test_a_request_that_was_refused_before_a_replica_was_looked_for_misses_nothing(client: Client, root: User) -> None:
+    rows.make_usage(1, status=400, error_code="body_invalid", model="", replica="", node="")
+    page = text_of(client, "/requests/req-0/")
+    assert "its body could not be understood" in page
+    assert "is kept for" not in page
+
+
 def test_what_engines_and_clients_wrote_is_text_and_never_markup(client: Client, root: User) -> None:
     evil = "<script>alert(1)</script>"
     why = Explained(asked=evil, considered=(Considered(evil, note=evil),), attempts=(Attempt(evil, 1.0, evil),))

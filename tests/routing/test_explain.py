@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.explain import MEANINGS, Attempt, Considered, Explained, Skipped, in_words, read
+from routing.explain import MEANINGS, Attempt, Considered, Explained, Skipped, in_words, read, was_looked_for
 from routing.openai import ERRORS
 from routing.shapes import Record
 
@@ -34,11 +34,11 @@ def ended(**fields: Any) -> Record:
 
 
 def story(why: Explained | None = None, **fields: Any) -> str:
-    return "\n".join(in_words(ended(**fields), why))
+    return "\n".join(in_words(ended(**fields), why, "EUR"))
 
 
 def test_a_plain_request_is_told_from_what_it_asked_for_to_what_it_used() -> None:
-    assert in_words(ended(), ONE) == (
+    assert in_words(ended(), ONE, "EUR") == (
         "It asked for model smollm2.",
         "It did not wait: there was room at once.",
         "Only smollm2-1 could take it.",
@@ -49,13 +49,15 @@ def test_a_plain_request_is_told_from_what_it_asked_for_to_what_it_used() -> Non
 
 
 def test_a_request_whose_explanation_is_gone_still_says_what_is_counted() -> None:
-    assert in_words(ended(queue_ms=120.0, band="batch", streamed=True, first_token_ms=41.0, cost=1234), None) == (
+    assert in_words(
+        ended(queue_ms=120.0, band="batch", streamed=True, first_token_ms=41.0, cost=1234), None, "EUR"
+    ) == (
         "It asked for model smollm2.",
         "It went in band batch.",
         "It waited 120 ms in the queue.",
         "It was answered by smollm2-1 on node1 in 285 ms, the first token after 41 ms (HTTP 200).",
         "It read 12 tokens and wrote 20.",
-        "It cost 0.00001234.",
+        "It cost 0.00001234 EUR.",
     )
 
 
@@ -73,6 +75,7 @@ def test_a_request_whose_explanation_is_gone_still_says_what_is_counted() -> Non
             "It went in band batch; 1,200 tokens were set aside for it until its real use was known.",
         ),
         (Explained(reserved_tokens=9), {}, "\n9 tokens were set aside for it"),
+        (Explained(reserved_tokens=1), {}, "\n1 token was set aside for it"),
     ],
 )
 def test_what_was_asked_for_and_in_which_band(why: Explained | None, fields: dict[str, Any], sentence: str) -> None:
@@ -192,11 +195,14 @@ def test_how_it_ended(fields: dict[str, Any], sentence: str) -> None:
         ({"cached_tokens": 8}, "It read 12 tokens, 8 of them from the cache, and wrote 20."),
         ({"cached_tokens": 0}, "It read 12 tokens, 0 of them from the cache, and wrote 20."),
         ({"reasoning_tokens": 5}, "and wrote 20, 5 of them reasoning."),
+        ({"prompt_tokens": 1, "completion_tokens": 1}, "It read 1 token and wrote 1."),
+        ({"prompt_tokens": None, "completion_tokens": 1}, "It wrote 1 token; how many it read is not known."),
+        ({"completion_tokens": None, "prompt_tokens": 1}, "It read 1 token; how many it wrote is not known."),
         ({"estimated": True}, "These counts are estimates: the engine did not report all of them."),
         ({"completion_tokens": None}, "It read 12 tokens; how many it wrote is not known."),
         ({"prompt_tokens": None}, "It wrote 20 tokens; how many it read is not known."),
         ({"prompt_tokens": None, "completion_tokens": None}, "How many tokens it used is not known."),
-        ({"cost": 250_000_000}, "It cost 2.5."),
+        ({"cost": 250_000_000}, "It cost 2.50 EUR."),
         ({"cost": 0}, "It cost nothing."),
     ],
 )
@@ -260,10 +266,30 @@ explanations = st.builds(
     st.none() | explanations,
 )
 def test_any_request_has_a_story_of_whole_sentences(record: Record, why: Explained | None) -> None:
-    told = in_words(record, why)
+    told = in_words(record, why, "EUR")
     assert len(told) >= 2
     assert all(sentence.endswith(".") for sentence in told)
     assert not any("None" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"replica": "", "error_code": "no_endpoint"}, True),
+        ({"replica": "", "error_code": "client_left"}, True),
+        ({"error_code": "body_invalid"}, True),  # the replica's route lacks what the body asks for
+        ({"replica": "", "error_code": "body_invalid"}, False),
+        ({"replica": "", "model": "", "error_code": "client_left"}, False),
+        ({"replica": "", "error_code": "model_forbidden"}, False),
+        ({"replica": "", "error_code": "budget_exceeded"}, False),
+    ],
+)
+def test_more_could_be_told_only_of_requests_for_which_a_replica_was_looked_for(
+    fields: dict[str, str], expected: bool
+) -> None:
+    record = ended(**fields)
+    assert was_looked_for(record.model, record.replica, record.error_code) is expected
 
 
 @given(explanations)

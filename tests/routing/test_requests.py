@@ -100,6 +100,8 @@ async def test_an_alias_is_replaced_by_the_name_that_the_engine_knows(start: Sta
         assert response.status_code == 200
         assert engine.requests[-1].json == {**CHAT, "model": "org/m"}
         assert response.headers["x-llmgw-model"] == "org/m"
+        (record,) = await gateway.records()
+        assert (record.model, record.explained and record.explained.asked) == ("org/m", "中文模型")
         listed = (await gateway.http.get("/v1/models", headers={"x-api-key": KEY})).json()
         assert [card["id"] for card in listed["data"]] == ["chat", "org/m", "中文模型"]
         for path in ("/v1/models/org/m", "/v1/models/org%2Fm", "/v1/models/%E4%B8%AD%E6%96%87%E6%A8%A1%E5%9E%8B"):
