@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 from typer.core import TyperGroup
 
-from llmgw.cli import client, ctl_show
+from llmgw.cli import client, ctl_names, ctl_show
 from tenants.keys import PREFIX_LENGTH
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
@@ -328,6 +328,7 @@ def make(
         if expires:
             body["expires_at"] = expires
         _show(server.send("POST", "keys", body), json, _print_key)
+        ctl_names.remark(server, model or (), "The key may use it once there is one.", adapters=True)
 
 
 def _print_key(made: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmgw.cli import client, ctl_show
+from llmgw.cli import client, ctl_names, ctl_show
 from llmgw.cli.ctl import Json, Limit, _server, _show
 from tenants.figures import number
 from tenants.keys import PREFIX_LENGTH
@@ -99,6 +99,8 @@ def set_limits(
             raise client.CtlError("Name a limit to set, such as --requests-per-minute 60.", client.UNASKED)
         found = server.send("PATCH", f"{kind.value}s/{_find(server, kind, name)['id']}/limits", body)
         _show(found, json, _print_limits)
+        if model and model != [NONE]:
+            ctl_names.remark(server, model, "It is allowed once there is one.", adapters=True)
 
 
 def _rate(name: str, text: str) -> int | None:
@@ -230,6 +232,7 @@ def set_price(
         body["valid_from"] = valid_from
     with _server(ctx) as server:
         _show(server.send("POST", "prices", body), json, lambda done: _print_prices([done]))
+        ctl_names.remark(server, [model], "The price counts once a model has that name.")
 
 
 @prices_app.command("remove")

@@ -198,6 +198,7 @@ def test_an_export_that_cannot_be_written_says_so(llmgw: Ctl, tmp_path: Path) ->
 # --- keys and usage --------------------------------------------------------------------------------------------------
 def test_a_key_is_made_listed_and_revoked_by_prefix(llmgw: Ctl) -> None:
     project = factories.make_project("Apps")
+    factories.make_model("smollm2")
     ends = (timezone.now() + timedelta(days=3)).isoformat()
     made = llmgw("ctl", "keys", "make", "ci", "--model", "smollm2", "--expires", ends)
     secret = made.stdout.strip()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from pytest_django.live_server_helper import LiveServer
 
-from tenants import rollup
+from tenants import actions, rollup
+from tenants.audit import SYSTEM
 from tenants.models import AuditEntry, Budget, Key, Organisation, Price, Project
 from tests import factories
 from tests.cli.conftest import Ctl
@@ -86,3 +89,40 @@ def test_prices_are_set_listed_and_removed(llmgw: Ctl, key: Key) -> None:
     assert (price["input"], price["valid_from"]) == ("0.15", "2026-11-01T00:00:00+00:00")
     assert "2026-11-01T00:00" in llmgw("ctl", "prices", "list").stdout
     assert f"Price {row.pk} is removed." in llmgw("ctl", "prices", "remove", str(row.pk)).stdout
+
+
+def test_names_that_the_catalog_lacks_are_taken_and_remarked_on(llmgw: Ctl, key: Key) -> None:
+    factories.make_model("smollm2", aliases=["chat"], adapters=[{"name": "french", "source": "/fr"}])
+
+    def said(*words: str) -> str:
+        done = llmgw("ctl", *words)
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    price = ("--input", "1", "--output", "2")
+    typo = "The catalog has no model smolm2. Did you mean smollm2? The price counts once a model has that name.\n"
+    assert said("prices", "set", "smolm2", *price) == typo
+    alias = "chat is an alias of smollm2, and only the model's own name counts here. Name smollm2.\n"
+    assert said("prices", "set", "chat", *price) == alias
+    assert "french is an adapter of smollm2" in said("prices", "set", "french", *price)
+    assert said("prices", "set", "smollm2", *price) == ""
+    assert Price.objects.count() == 4
+    names = ("--model", "smollm2", "--model", "french", "--model", "other", "--model", "chat")
+    told = "The catalog has no model or adapter other. {} once there is one.\n" + alias
+    assert said("limits", "set", "project", "bot", *names) == told.format("It is allowed")
+    assert said("keys", "make", "mine", "--project", "bot", *names).endswith(told.format("The key may use it"))
+    assert said("limits", "set", "project", "bot", "--model", "none") == ""
+    assert Key.objects.get(name="mine").models_allowed == ["smollm2", "french", "other", "chat"]
+
+
+def test_who_may_not_see_the_catalog_is_told_nothing_of_it(
+    llmgw: Ctl, live_server: LiveServer, tmp_path: Path, key: Key
+) -> None:
+    factories.make_model("secret")
+    alice = factories.make_user("alice")
+    factories.make_project("hers", team=factories.make_team(owner=alice))
+    _, token = actions.make_api_token(user=alice, name="ctl", scopes=["read", "write"], actor=SYSTEM)
+    (tmp_path / "hers").write_text(token)
+    options = ("--url", live_server.url, "--token-file", str(tmp_path / "hers"))
+    done = llmgw("ctl", *options, "keys", "make", "k", "--project", "hers", "--model", "secre")
+    assert (done.exit_code, "secret" in done.output, "not shown again" in done.stderr) == (0, False, True)
