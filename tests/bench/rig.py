@@ -28,11 +28,7 @@ PLAIN = {"keys": 1, "projects": 1, "models": 1, "endpoints": 1, "limited": 0}
 SMALL = {**PLAIN, "endpoints": 2, "limited": 1}
 LIMITED = {**SMALL, "limited": 2}
 LARGE = {"keys": 10_000, "projects": 200, "models": 200, "endpoints": 500, "limited": 1}
-SERVE = (
-    *("-m", "uvicorn", "llmgw.asgi:application", "--host", "127.0.0.1", "--loop", "uvloop"),
-    *("--http", "routing.edge:GatewayProtocol", "--no-proxy-headers", "--no-server-header"),
-    *("--no-access-log", "--log-level", "warning"),
-)
+SERVE = ("-m", "llmgw", "server", "run", "gateway", "--host", "127.0.0.1")
 
 
 @dataclass
@@ -122,7 +118,7 @@ def _llmgw(rig: Rig, name: str, size: dict[str, int]) -> System:
     """Key check, admission, scheduling, journal, usage rows and sums in SQLite, metrics, scraping; and what `size` says
     of budgets, prices, rates and places."""
     port, (engine_port, engine) = free_port(), rig.engine()
-    env = {"LLMGW_DATA_DIR": str(rig.folder / name), "LLMGW_ROLES": "gateway", "LLMGW_LISTEN__PORT": str(port)}
+    env = {"LLMGW_DATA_DIR": str(rig.folder / name), "LLMGW_LISTEN__PORT": str(port)}
     seeded = _rows(env, "seed", engine_port, *size.values())
     callers = tuple((words[0], words[1]) for words in map(str.split, seeded.splitlines()))
     callers = ((callers[0][0], "m"), *callers[1:])
