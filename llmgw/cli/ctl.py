@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 from typer.core import TyperGroup
 
-from llmgw.cli import client, ctl_names, ctl_show
+from llmgw.cli import client, ctl_names, ctl_show, given
 from tenants.keys import PREFIX_LENGTH
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
@@ -201,14 +201,14 @@ def apply(
 ) -> None:
     """Make a file the whole catalog. One problem anywhere, and the old catalog stays."""
     with _server(ctx) as server:
-        _show(server.send("PUT", "catalog", _text_of(file), note=note), json, ctl_show.applied)
+        _show(_put(server, file, note=note), json, ctl_show.applied)
 
 
 @models_app.command()
 def check(ctx: typer.Context, file: File, json: Json = False) -> None:
     """Say whether a file would be taken as the catalog, and change nothing."""
     with _server(ctx) as server:
-        done = server.send("PUT", "catalog", _text_of(file), check="true")
+        done = _put(server, file, check="true")
         if not json:
             ctl_show.line(f"{file} is a valid catalog.")
         _show(done, json, ctl_show.notices)
@@ -261,6 +261,17 @@ def rollback(ctx: typer.Context, version: Annotated[int, typer.Argument(min=1)],
     """Make an earlier version the catalog again, as a new version."""
     with _server(ctx) as server:
         _show(server.send("POST", f"catalog/versions/{version}/roll-back"), json, ctl_show.applied)
+
+
+def _put(server: client.Client, file: Path, **query: object) -> Any:
+    """Send a file as the catalog. What is wrong in it names the file."""
+    try:
+        return server.send("PUT", "catalog", _text_of(file), **query)
+    except client.CtlError as error:
+        if not error.lines:
+            raise
+        name = "standard input" if str(file) == "-" else file
+        raise client.CtlError(f"{name}: {error}", error.code, lines=error.lines) from None
 
 
 def _text_of(file: Path) -> str:
@@ -323,10 +334,11 @@ def make(
     json: Json = False,
 ) -> None:
     """Make a key for a project and print it, once."""
+    ends = given.moment("--expires", expires) if expires else None
     with _server(ctx) as server:
         body: dict[str, object] = {"project": _project(server, project), "name": name, "models_allowed": model or []}
-        if expires:
-            body["expires_at"] = expires
+        if ends:
+            body["expires_at"] = ends
         _show(server.send("POST", "keys", body), json, _print_key)
         ctl_names.remark(server, model or (), "The key may use it once there is one.", adapters=True)
 

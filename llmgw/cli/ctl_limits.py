@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmgw.cli import client, ctl_names, ctl_show
+from llmgw.cli import client, ctl_names, ctl_show, given
 from llmgw.cli.ctl import Json, Limit, _server, _show
 from tenants.figures import number
 from tenants.keys import PREFIX_LENGTH
@@ -223,13 +223,13 @@ def set_price(
     """Say what a model costs from a time on. What was recorded keeps the cost that it had."""
     body: dict[str, object] = {
         "model": model,
-        "input": input,
-        "output": output,
-        "cached_input": cached_input,
-        "request": request,
+        "input": given.amount("--input", input),
+        "output": given.amount("--output", output),
+        "cached_input": None if cached_input is None else given.amount("--cached-input", cached_input),
+        "request": given.amount("--request", request),
     }
     if valid_from:
-        body["valid_from"] = valid_from
+        body["valid_from"] = given.moment("--from", valid_from)
     with _server(ctx) as server:
         _show(server.send("POST", "prices", body), json, lambda done: _print_prices([done]))
         ctl_names.remark(server, [model], "The price counts once a model has that name.")

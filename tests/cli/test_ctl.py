@@ -176,7 +176,19 @@ def test_a_typo_is_told_with_its_line_and_the_old_catalog_stays(llmgw: Ctl, tmp_
     done = llmgw("ctl", "models", "apply", "-f", str(file))
     assert (done.exit_code, done.stdout) == (1, "")
     assert "  line 3, model a: sorce: The key sorce is unknown. Did you mean source?\n" in done.stderr
+    assert done.stderr.startswith(f"llmgw: {file}: ")
     assert Model.objects.get().name == "smollm2"
+
+
+@pytest.mark.parametrize("command", ["apply", "check"])
+def test_what_is_no_yaml_is_told_with_its_file(llmgw: Ctl, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text("models:\n- name: [a\n")
+    done = llmgw("ctl", "models", command, "-f", str(file))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"llmgw: {file}: ")
+    piped = llmgw("ctl", "models", command, "-f", "-", input=file.read_text())
+    assert piped.stderr.startswith("llmgw: standard input: ")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"x" * (2 * 1024 * 1024 + 1)])
@@ -215,6 +227,17 @@ def test_a_key_is_made_listed_and_revoked_by_prefix(llmgw: Ctl) -> None:
     assert (gone.exit_code, secret in gone.output) == (1, False)
 
 
+@pytest.mark.parametrize("time", ["tomorrow", "2027-13-01", "31.1.2027"])
+def test_an_expiry_that_is_no_time_is_told_with_an_example(llmgw: Ctl, time: str) -> None:
+    factories.make_project("Apps")
+    done = llmgw("ctl", "keys", "make", "ci", "--expires", time)
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert "Invalid value for --expires" in said
+    assert f"'{time}' is no time. Write one such as 2027-01-31T00:00:00Z." in said
+    assert not Key.objects.exists()
+
+
 def test_what_could_be_several_is_asked_back(llmgw: Ctl) -> None:
     assert "no project that you can see" in llmgw("ctl", "keys", "make", "n").stderr
     first, second = factories.make_project("Apps"), factories.make_project("Apps")
@@ -229,8 +252,8 @@ def test_what_could_be_several_is_asked_back(llmgw: Ctl) -> None:
     done = llmgw("ctl", "keys", "revoke", "sk-same")
     assert (done.exit_code, "give its number" in done.stderr) == (2, True)
     assert "is revoked" in llmgw("ctl", "keys", "revoke", str(Key.objects.latest("pk").pk)).stdout
-    wrong = llmgw("ctl", "keys", "make", "n", "--project", str(first.pk), "--expires", "soon")
-    assert (wrong.exit_code, "expires_at: " in wrong.stderr) == (1, True)
+    wrong = llmgw("ctl", "keys", "make", "n", "--project", str(first.pk), "--expires", "2020-01-01")
+    assert (wrong.exit_code, "expires_at: It lies in the past" in wrong.stderr) == (1, True)
 
 
 def test_usage_is_summed_and_listed(llmgw: Ctl) -> None:
@@ -256,7 +279,13 @@ def test_requests_are_found_by_what_is_known_of_them(llmgw: Ctl) -> None:
         ("r2", ("--since", "2026-11-29", "--until", "2026-11-30", "--limit", "1")),
     ):
         assert [row["request_id"] for row in json.loads(llmgw("ctl", "requests", *words, "--json").stdout)] == [found]
-    assert llmgw("ctl", "requests", "--model", "none").stdout == "No requests.\n"
+    none = llmgw("ctl", "requests", "--model", "none")
+    assert (none.stdout, "The catalog has no model none. Requests that" in none.stderr) == ("No requests.\n", True)
+    factories.make_model("big", aliases=["chat"])
+    assert "r2" in llmgw("ctl", "requests", "--model", "chat").stdout
+    usage = llmgw("ctl", "usage", "--model", "chat", "--json")
+    assert json.loads(usage.stdout)["latest"] == []
+    assert usage.stderr.endswith("only the model's own name counts here. Name big.\n")
     wrong = llmgw("ctl", "requests", "--result", "odd")
     assert (wrong.exit_code, "result: odd is no result." in wrong.stderr) == (1, True)
 

@@ -91,6 +91,29 @@ def test_prices_are_set_listed_and_removed(llmgw: Ctl, key: Key) -> None:
     assert f"Price {row.pk} is removed." in llmgw("ctl", "prices", "remove", str(row.pk)).stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("--input", "x", "is no amount of money. Write one such as 0.15"),
+        ("--input", "-1", "is no amount of money"),
+        ("--output", "NaN", "is no amount of money"),
+        ("--output", "1e10", "is no amount of money"),
+        ("--cached-input", "0,15", "is no amount of money"),
+        ("--request", "0.000000001", "is no amount of money"),
+        ("--from", "soon", "is no time. Write one such as 2027-01-31T00:00:00Z."),
+    ],
+)
+def test_a_price_that_is_none_is_told_with_its_option_and_an_example(
+    llmgw: Ctl, key: Key, option: str, text: str, said: str
+) -> None:
+    options = {"--input": "0.15", "--output": "0.6", option: text}
+    done = llmgw("ctl", "prices", "set", "m", *(word for pair in options.items() for word in pair))
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.replace("│", " ").split())
+    assert f"Invalid value for {option}: {text!r} {said}" in told
+    assert not Price.objects.exists()
+
+
 def test_names_that_the_catalog_lacks_are_taken_and_remarked_on(llmgw: Ctl, key: Key) -> None:
     factories.make_model("smollm2", aliases=["chat"], adapters=[{"name": "french", "source": "/fr"}])
 
