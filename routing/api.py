@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from routing import explain
+from routing import explain, naming
 from tenants import finding, standing
 from tenants.api import UsageSerializer, found, wanted
 from tenants.api_rules import one, paged, person
@@ -86,7 +87,7 @@ class RequestList(ApiView):
         parameters=[
             OpenApiParameter("project", int, description="Only this project's."),
             OpenApiParameter("key", str, description="Only this key's, by its number or its beginning (sk-7Qf2)."),
-            OpenApiParameter("model", str, description="Only this model's."),
+            OpenApiParameter("model", str, description="Only this model's, by its name or an alias."),
             OpenApiParameter("result", str, enum=list(finding.RESULTS), description="How they ended."),
             OpenApiParameter("code", str, description="Only those that ended with this error code."),
             OpenApiParameter("since", datetime, description="Ended at or after."),
@@ -107,7 +108,8 @@ class RequestList(ApiView):
     )
     def get(self, request: Request) -> Response:
         """Finished requests of the projects that you see, newest first."""
-        page = found(request, wanted(request, finding.FIELDS))
+        asked = wanted(request, finding.FIELDS)
+        page = found(request, replace(asked, model=naming.meant(asked.model, person(request)).model))
         return paged(FoundSerializer(page.rows, many=True).data, page.older or None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from django.conf import settings
@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.views.decorators.http import require_safe
 
-from routing import explain, export, welcome
+from routing import explain, export, naming, welcome
 from tenants import finding, standing
 from tenants.access import members, person
 from tenants.models import Project, Usage
@@ -47,9 +47,12 @@ def request_list(request: HttpRequest) -> HttpResponse:
         context["found"] = finding.Found(rows, older="")
     else:
         asked = finding.read(given, user)
+        meant = naming.meant(asked.wanted.model, user)
+        wanted = replace(asked.wanted, model=meant.model)
         context |= {
-            "found": finding.find(asked.wanted, before=before),
-            "wanted": asked.wanted,
+            "found": finding.find(wanted, before=before),
+            "wanted": wanted,
+            "meant": meant,
             "problems": asked.problems,
             "first_page": read_cursor(before) is None,
         }
@@ -103,8 +106,10 @@ def stretches(call: Usage) -> tuple[Stretch, ...]:
 @members
 def request_export(request: HttpRequest) -> HttpResponse:
     """What the filters let through, as it is read."""
-    asked = finding.read(request.GET.dict(), person(request))
-    wanted = export.spanned(asked.wanted, timezone.now())
+    user = person(request)
+    asked = finding.read(request.GET.dict(), user)
+    meant = naming.meant(asked.wanted.model, user)
+    wanted = export.spanned(replace(asked.wanted, model=meant.model), timezone.now())
     if isinstance(wanted, str) or asked.problems:
         said = [f"{name}: {text}" for name, text in asked.problems.items()]
         said += [wanted] if isinstance(wanted, str) else []

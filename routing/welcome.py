@@ -40,21 +40,21 @@ def served(user: User | None = None) -> tuple[Served, ...]:
         .distinct()
     )
     starting = set(Replica.objects.filter(wanted=Wanted.RUN).values_list("model", flat=True).distinct())
-    allowed = None if user is None or user.is_operator else _allowed(user)
+    usable = None if user is None or user.is_operator else allowed(user)
     rows = Model.objects.order_by("position", "pk").values_list("name", "scaling_max", "external")
     lines = [
         Served(name, name in ready or bool(external), _state(name, ready, starting, bool(external)))
         for name, most, external in rows[:MODELS_SHOWN]
-        if (most or external) and (allowed is None or name in allowed)
+        if (most or external) and (usable is None or name in usable)
     ]
     return tuple(sorted(lines, key=lambda line: not line.ready))
 
 
 def model_names(user: User) -> tuple[str, ...]:
     """Of the catalog; for a member only those their projects may use. At most two queries."""
-    allowed = None if user.is_operator else _allowed(user)
+    usable = None if user.is_operator else allowed(user)
     names = Model.objects.order_by("position", "pk").values_list("name", flat=True)[:MODELS_SHOWN]
-    return tuple(name for name in names if allowed is None or name in allowed)
+    return tuple(name for name in names if usable is None or name in usable)
 
 
 def _state(name: str, ready: set[str], starting: set[str], external: bool) -> str:
@@ -63,7 +63,7 @@ def _state(name: str, ready: set[str], starting: set[str], external: bool) -> st
     return "ready" if name in ready else "loading" if name in starting else "not running"
 
 
-def _allowed(user: User) -> set[str] | None:
+def allowed(user: User) -> set[str] | None:
     """Models that the person's projects may use; None: all of them."""
     lists = list(Project.objects.visible_to(user).values_list("models_allowed", flat=True)[:1000])
     return None if any(not names for names in lists) else {name for names in lists for name in names}

@@ -340,7 +340,7 @@ def make(
         if ends:
             body["expires_at"] = ends
         _show(server.send("POST", "keys", body), json, _print_key)
-        ctl_names.remark(server, model or (), "The key may use it once there is one.", adapters=True)
+        ctl_names.remark(server, model or (), "The key may use it once there is one.", also="adapter")
 
 
 def _print_key(made: Any) -> None:

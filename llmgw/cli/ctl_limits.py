@@ -100,7 +100,7 @@ def set_limits(
         found = server.send("PATCH", f"{kind.value}s/{_find(server, kind, name)['id']}/limits", body)
         _show(found, json, _print_limits)
         if model and model != [NONE]:
-            ctl_names.remark(server, model, "It is allowed once there is one.", adapters=True)
+            ctl_names.remark(server, model, "It is allowed once there is one.", also="adapter")
 
 
 def _rate(name: str, text: str) -> int | None:

@@ -11,8 +11,8 @@ from catalog.names import nearest
 from llmgw.cli import client, ctl_show
 
 
-def remark(server: client.Client, names: Sequence[str], then: str, *, adapters: bool = False) -> None:
-    """Say on standard error which of `names` are no model's, and what follows from that. `adapters`: theirs count too.
+def remark(server: client.Client, names: Sequence[str], then: str, *, also: str = "") -> None:
+    """Say on standard error which of `names` are no model's, and what follows. `also`: alias or adapter, if they count.
 
     Only operators see the catalog; others are told nothing, and what was done stays done.
     """
@@ -23,18 +23,21 @@ def remark(server: client.Client, names: Sequence[str], then: str, *, adapters: 
     except client.CtlError:
         return
     for name in names:
-        if text := _remark(name, models, then, adapters=adapters):
+        if text := _remark(name, models, then, also):
             typer.echo(ctl_show.one_line(text), err=True)
 
 
-def _remark(name: str, models: Sequence[Mapping[str, Any]], then: str, *, adapters: bool) -> str:
+def _remark(name: str, models: Sequence[Mapping[str, Any]], then: str, also: str) -> str:
     own = {model["name"] for model in models}
-    aliases = {alias: model["name"] for model in models for alias in model.get("aliases", ())}
-    of = {adapter["name"]: model["name"] for model in models for adapter in model.get("adapters", ())}
-    if name in own or (adapters and name in of):
+    others = {
+        "alias": {alias: model["name"] for model in models for alias in model.get("aliases", ())},
+        "adapter": {adapter["name"]: model["name"] for model in models for adapter in model.get("adapters", ())},
+    }
+    counting = own.union(others.get(also, ()))
+    if name in counting:
         return ""
-    if name in aliases or name in of:
-        kind, model = ("alias", aliases[name]) if name in aliases else ("adapter", of[name])
-        return f"{name} is an {kind} of {model}, and only the model's own name counts here. Name {model}."
-    kind = "model or adapter" if adapters else "model"
-    return f"The catalog has no {kind} {name}.{nearest(name, [*own, *(of if adapters else ())])} {then}"
+    for kind, held in others.items():
+        if name in held:
+            return f"{name} is an {kind} of {held[name]}, and only the model's own name counts here. Name {held[name]}."
+    sought = f"model or {also}" if also else "model"
+    return f"The catalog has no {sought} {name}.{nearest(name, counting)} {then}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmgw.cli import ctl_show
+from llmgw.cli import client, ctl_names, ctl_show
 from llmgw.cli.ctl import Json, Limit, _project, _server, _show
 from tenants.figures import milliseconds, number
 from tenants.keys import PREFIX_LENGTH
@@ -30,6 +30,7 @@ def usage(
         totals = server.get("usage/totals", **chosen)
         rows = server.pages("usage", limit, **chosen)
         _show({"totals": totals, "latest": rows}, json, _print_usage)
+        _remark(server, model, rows)
 
 
 def _print_usage(found: Any) -> None:
@@ -69,6 +70,14 @@ def requests(
             until=until,
         )
         _show(rows, json, _print)
+        _remark(server, model, rows, also="alias")
+
+
+def _remark(server: client.Client, model: str | None, rows: list[Any], also: str = "") -> None:
+    """Whether the name may be why nothing was found."""
+    if model and not rows:
+        then = "Requests that were recorded under that name would be found all the same."
+        ctl_names.remark(server, [model], then, also=also)
 
 
 def _print(rows: Iterable[Any]) -> None:

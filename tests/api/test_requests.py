@@ -40,6 +40,8 @@ def test_requests_are_found_by_what_is_known_of_them(world: World) -> None:
     assert found(world, "?since=2026-11-29T10:30&until=2026-11-29T12:00:00Z") == ["r2"]
     assert found(world, "", world.root) == ["req-1", "r2", "r3", "theirs"]
     assert found(world, "", world.charlie) == []
+    factories.make_model("big", aliases=["chat"])
+    assert found(world, "?model=chat") == ["r3"]
 
 
 def test_pages_are_walked_without_gap_while_requests_end(world: World) -> None:

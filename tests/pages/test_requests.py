@@ -22,7 +22,7 @@ from routing import export
 from routing.explain import Attempt, Considered, Explained, Skipped
 from routing.request_views import stretches
 from tenants import finding
-from tenants.models import Key, Role, Usage, User
+from tenants.models import Key, Project, Role, Usage, User
 from tests import factories
 from tests.pages import rows
 
@@ -211,6 +211,32 @@ def test_the_list_says_the_next_step_when_it_is_empty(client: Client, bob: User)
     assert "Make a key and copy the request" in text_of(client, "/requests/")
     assert "No request fits." in text_of(client, "/requests/?model=none")
     assert 'begins with <span class="mono">req-9</span>' in text_of(client, "/requests/?id=req-9")
+
+
+def test_an_alias_finds_its_model_and_other_names_are_remarked_on(client: Client, bob: User, key: Key) -> None:
+    factories.make_model("smollm2", aliases=["chat"], adapters=[{"name": "french", "source": "/fr"}])
+    rows.make_usage(1, request_id="mine", key=key)
+    rows.make_usage(1, request_id="old", model="gone", key=key)
+    assert ids(client, "?model=chat") == ids(client, "?model=smollm2") == ["mine"]
+    assert "chat is an alias of smollm2, whose requests these are." in text_of(client, "/requests/?model=chat")
+    assert "smollm2 is" not in text_of(client, "/requests/?model=smollm2")
+    assert "french is an adapter of smollm2;" in text_of(client, "/requests/?model=french")
+    assert ids(client, "?model=gone") == ["old"]
+    assert "There is no model gone that you can see." in text_of(client, "/requests/?model=gone")
+    assert "Did you mean smollm2?" in text_of(client, "/requests/?model=smolm2")
+    exported = client.get("/requests.csv?model=chat")
+    assert isinstance(exported, StreamingHttpResponse)
+    assert b"mine" in b"".join(exported)  # type: ignore[arg-type]
+
+
+def test_names_of_models_that_a_person_may_not_use_are_not_told(client: Client, bob: User, key: Key) -> None:
+    factories.make_model("smollm2")
+    factories.make_model("secret", aliases=["chat"], adapters=[{"name": "french", "source": "/fr"}])
+    Project.objects.update(models_allowed=["smollm2"])
+    for name in ("chat", "french", "secre", "secret"):
+        assert f"There is no model {name} that you can see. Requests" in text_of(client, f"/requests/?model={name}")
+    Project.objects.update(models_allowed=["french"])
+    assert "french is an adapter of secret" in text_of(client, "/requests/?model=french")
 
 
 def test_a_request_is_found_by_its_id_as_it_is_typed(client: Client, bob: User, key: Key) -> None:
