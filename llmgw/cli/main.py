@@ -121,9 +121,15 @@ def agent(
 
 @app.command()
 def doctor(config: AgentConfig = None) -> None:
-    """Check this machine before it joins, and say what to fix."""
+    """Check this machine before it joins, and say what to fix.
+
+    Without --config as the node of the `llmgw up` that keeps its state in LLMGW_DATA_DIR or ./data, if there is one.
+    """
     from agent import main as node
 
+    own = Path(os.environ.get("LLMGW_DATA_DIR") or "data").expanduser() / "agent.yaml"
+    if config is None and os.access(own, os.R_OK):
+        config = own
     raise typer.Exit(node.main(["--doctor", *(["--config", str(config)] if config else [])]))
 
 
