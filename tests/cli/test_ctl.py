@@ -279,13 +279,7 @@ def test_requests_are_found_by_what_is_known_of_them(llmgw: Ctl) -> None:
         ("r2", ("--since", "2026-11-29", "--until", "2026-11-30", "--limit", "1")),
     ):
         assert [row["request_id"] for row in json.loads(llmgw("ctl", "requests", *words, "--json").stdout)] == [found]
-    none = llmgw("ctl", "requests", "--model", "none")
-    assert (none.stdout, "The catalog has no model none. Requests that" in none.stderr) == ("No requests.\n", True)
-    factories.make_model("big", aliases=["chat"])
-    assert "r2" in llmgw("ctl", "requests", "--model", "chat").stdout
-    usage = llmgw("ctl", "usage", "--model", "chat", "--json")
-    assert json.loads(usage.stdout)["latest"] == []
-    assert usage.stderr.endswith("only the model's own name counts here. Name big.\n")
+    assert llmgw("ctl", "requests", "--model", "none").stdout == "No requests.\n"
     wrong = llmgw("ctl", "requests", "--result", "odd")
     assert (wrong.exit_code, "result: odd is no result." in wrong.stderr) == (1, True)
 
