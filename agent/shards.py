@@ -101,6 +101,8 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class StopAsked:
     grace_s: float
+    reason: str = ""
+    """Why, unless the control plane asks, which knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +201,8 @@ def step(shard: Shard, event: Event, now: float) -> Step:
     if shard.state == "stopping":
         return _stopping(shard, event, now)  # 2
     match event:
-        case StopAsked(grace_s):  # 3
-            return _stop(shard, grace_s, now)
+        case StopAsked(grace_s, reason):  # 3
+            return _stop(shard, grace_s, reason, now)
         case Broke(reason) | Exited(reason):  # 4
             return _fail(shard, reason, now)
         case Gone():
@@ -242,8 +244,7 @@ def _start(shard: Shard, now: float) -> Step:
 def _stopping(shard: Shard, event: Event, now: float) -> Step:
     match event:
         case Gone():
-            reason = shard.reason if shard.outcome == "failed" else ""
-            ended = replace(shard, pid=None, port=None, progress=None, deadline=None, reason=reason)
+            ended = replace(shard, pid=None, port=None, progress=None, deadline=None)
             ended = replace(ended, awaits=None, listens=False, patient_until=None)
             ended, effects = _move(ended, shard.outcome, now)
             return ended, (*effects, Effect.RELEASE)
@@ -259,8 +260,8 @@ def _stopping(shard: Shard, event: Event, now: float) -> Step:
             return shard, ()
 
 
-def _stop(shard: Shard, grace_s: float, now: float) -> Step:
-    stopping = replace(shard, outcome="stopped", deadline=now + grace_s, reason="")
+def _stop(shard: Shard, grace_s: float, reason: str, now: float) -> Step:
+    stopping = replace(shard, outcome="stopped", deadline=now + grace_s, reason=reason)
     if shard.state in ("fetching", "installing"):
         ended, effects = _move(replace(stopping, deadline=None, progress=None), "stopped", now)
         return ended, (Effect.KILL, *effects, Effect.RELEASE)

@@ -171,7 +171,7 @@ class Supervisor:
         """End this agent's own work; engines go on, unless they are to stop too."""
         if stop_engines:
             for key in list(self._runs):
-                self._feed(key, shards.StopAsked(min(5.0, limit_s / 2)))
+                self._feed(key, shards.StopAsked(min(5.0, limit_s / 2), "the agent of its node was stopped"))
             try:
                 async with asyncio.timeout(limit_s):
                     while any(not run.shard.ended for run in self._runs.values()):

@@ -351,6 +351,7 @@ async def test_stopping_the_agent_stops_engines_only_when_told_to(
         assert await agent.stop() == 0
         assert (process.identify(pid) is None) is stop_engines
         assert control_plane.states("r1")[-1] == ("stopped" if stop_engines else "ready")
+        assert control_plane.last("r1").status.reason == ("the agent of its node was stopped" if stop_engines else "")
     finally:
         agent.end()
         end_engines(agent_settings)

@@ -80,11 +80,13 @@ def test_events_lead_from_state_to_state(events: tuple[Event, ...], state: State
     assert (shard.state, got) == (state, effects)
 
 
-def test_a_failure_keeps_its_reason_and_a_stop_has_none() -> None:
+def test_a_failure_keeps_its_reason_and_a_stop_has_that_which_was_given() -> None:
     failed, _ = after(*READY, Exited("exited with status 3"), StopAsked(0), Gone())
     assert (failed.state, failed.reason, failed.pid, failed.port) == ("failed", "exited with status 3", None, None)
     stopped, _ = after(*READY, StopAsked(5), Exited("exited with status 0"), Gone())
     assert (stopped.state, stopped.reason) == ("stopped", "")
+    with_its_agent, _ = after(*READY, StopAsked(5, "its agent stops"), StopAsked(1), Gone())
+    assert (with_its_agent.state, with_its_agent.reason) == ("stopped", "its agent stops")
 
 
 def test_an_engine_that_ended_is_not_taken_for_a_stranger_that_holds_its_port() -> None:

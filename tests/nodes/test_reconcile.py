@@ -74,6 +74,10 @@ def test_a_replica_that_stopped_with_its_machine_is_rebuilt_at_once() -> None:
     assert [type(action) for action in actions] == [Stop, Start]
     assert isinstance(actions[0], Stop)
     assert "stopped without being told to" in actions[0].why
+    told = replace(SERVING, state="stopped", reason="the agent of its node was stopped")
+    stop = decide(replace(told, shards=(Shard("good", 0, "stopped", 4),)))[0]
+    assert isinstance(stop, Stop)
+    assert stop.why == "replica r is over: the agent of its node was stopped"
 
 
 def test_failures_of_a_profile_that_has_changed_do_not_count() -> None:
