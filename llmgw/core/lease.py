@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic as system_monotonic
 
-from django.db import DatabaseError, connection
+from django.db import Error as StoreError
+from django.db import connection
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
@@ -114,7 +115,7 @@ class Keeper:
         self.name, self.holder = name, holder
         self.hold_s, self.renew_s, self.ask_s = ttl_s * 0.9, ttl_s * 0.3, min(0.5, ttl_s * 0.05)
         self.held: Held | None = None
-        self.fault: DatabaseError | None = None
+        self.fault: StoreError | None = None
         """Why the last look failed."""
         self._monotonic = monotonic
         self._next_at = self._sure_until = float("-inf")
@@ -133,7 +134,7 @@ class Keeper:
             self.held = acquire(self.name, ttl_s=self.hold_s, holder=self.holder)
             self._sure_until = began + self.hold_s if self.held else began
             self.fault = None
-        except DatabaseError as error:
+        except StoreError as error:
             connection.close()  # the next look begins with a new one
             self.fault = error
             if began >= self._sure_until:
@@ -142,6 +143,6 @@ class Keeper:
         self._next_at = self._monotonic() + pause_s
 
     def give_back(self) -> bool:
-        """Let the next one have it at once. False when it was not held. Raises DatabaseError."""
+        """Let the next one have it at once. False when it was not held. Raises django.db.Error."""
         self.held, self._next_at = None, float("-inf")
         return release(self.name, holder=self.holder)

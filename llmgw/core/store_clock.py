@@ -31,7 +31,7 @@ class _Known:
 
 
 class StoreClock:
-    """A Clock. `now` may ask the database, so it is not for an event loop; it raises DatabaseError."""
+    """A Clock. `now` may ask the database, so it is not for an event loop; it raises django.db.Error."""
 
     def __init__(self, host: Clock | None = None) -> None:
         self._host = host or SystemClock()

@@ -18,7 +18,8 @@ from celery import Celery, schedules
 from celery.beat import ScheduleEntry, Scheduler, SchedulingError, Service
 from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import Error as StoreError
+from django.db import close_old_connections, connections
 
 from llmgw.core import lease
 from llmgw.core.outages import Outage
@@ -62,7 +63,7 @@ class LeadScheduler(Scheduler):
                 entry.last_run_at -= timedelta(seconds=entry.schedule.run_every.total_seconds())
         self._heap = None
         host, pid, _ = held.holder.rsplit(":", 2)
-        with suppress(DatabaseError):  # the next look says what is wrong
+        with suppress(StoreError):  # the next look says what is wrong
             timeline.note("lead", f"the control plane on {host} (process {pid}) leads now", at=held.at)
 
     def _tell(self, held: lease.Held | None) -> None:
@@ -101,7 +102,7 @@ class LeadScheduler(Scheduler):
         try:
             if self.keeper.give_back():
                 log.info("The lead is handed over")
-        except DatabaseError as error:
+        except StoreError as error:
             log.warning("The lead was not handed over (%s); it ends in %g s", error, self.keeper.hold_s)
 
 

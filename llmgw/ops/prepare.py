@@ -41,7 +41,7 @@ def prepare(*, kept_key: str | None = None, wants_key: bool = False) -> First:
     still works; `wants_key` asks for a new one when it does not. Raises ConfigError when the store cannot be used."""
     django_setup()
     from django.core.management import call_command
-    from django.db import DatabaseError, connection
+    from django.db import Error, connection
 
     from catalog.actions import apply_catalog
     from catalog.defaults import default_catalog
@@ -54,7 +54,7 @@ def prepare(*, kept_key: str | None = None, wants_key: bool = False) -> First:
 
     try:
         call_command("migrate", interactive=False, verbosity=0)
-    except DatabaseError as error:
+    except Error as error:
         place = current().store.url or str(connection.settings_dict["NAME"])
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(f"the store at {_without_password(place)} cannot be used: {first_line}.") from None

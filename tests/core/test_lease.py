@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection
 from django.db.models.functions import Now
 
 from llmgw.core import lease
@@ -177,8 +177,9 @@ def test_a_keeper_that_stood_still_believes_nothing_when_it_goes_on() -> None:
 
 
 @pytest.mark.django_db(transaction=True)  # its connection is closed
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 def test_a_keeper_that_cannot_reach_the_store_holds_on_for_no_longer_than_its_lease(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     watch = Watch()
     one = keeper(watch)
@@ -186,13 +187,13 @@ def test_a_keeper_that_cannot_reach_the_store_holds_on_for_no_longer_than_its_le
     assert held is not None
 
     def fail(*_: object, **__: object) -> None:
-        raise OperationalError("the server is gone")
+        raise kind("the server is gone")
 
     with monkeypatch.context() as patch:
         patch.setattr(lease, "acquire", fail)
         watch.now += 3
         assert one.look() == held
-        assert isinstance(one.fault, OperationalError)
+        assert isinstance(one.fault, kind)
         watch.now += 6.1
         assert one.look() is None
     watch.now += 0.5
