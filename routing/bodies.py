@@ -5,12 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from routing.openai import Refusal
+from routing.openai import BUSY_RETRY_S, Refusal
 
 SLICE = 256 * 1024
 MAX_LAYERS = 2
 MAX_MEMBERS = 1000
-BUSY_RETRY_S = 2.0
 _GZIP, _DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
 
 

@@ -40,6 +40,10 @@ COMPRESSED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 UTF8_SLICE: Final = 1 << 20
 
 
+BUSY_RETRY_S: Final = 2.0
+"""When somebody whom there was no room for may ask again."""
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from routing import attempts, measures, openai
+from routing import attempts, bodies, measures, openai
 from routing.admission import QueueFull, Ticket
 from routing.client import ClientLeft
 from routing.explain import Skipped
 from routing.now import epoch, monotonic
-from routing.openai import Refusal
+from routing.openai import BUSY_RETRY_S, Refusal
 from routing.over import Over
 from routing.run import Signal
 from routing.shapes import Stage
@@ -33,7 +33,6 @@ MOVES_ON: Final = frozenset(
 """Refusals after which a fallback is tried. `rate_limited` is a provider's here: the key's own limits come before."""
 LOOK_S: Final = 1.0
 """How often a waiting request looks around, and says how it stands when it was asked to."""
-BUSY_RETRY_S: Final = 2.0
 BYTES_PER_TOKEN: Final = 4
 
 
@@ -154,7 +153,7 @@ async def _wait(exchange: Exchange, served: Served, ticket: Ticket, wait_s: floa
     plane.waiting_bytes += size
     try:
         if plane.waiting_bytes > plane.bounds.waiting_bytes:
-            raise _busy(served, admission.waiting)
+            raise bodies.too_many(plane.bounds.waiting_bytes)
         while True:
             if exchange.left:
                 raise ClientLeft

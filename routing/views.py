@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from django.http import HttpRequest, HttpResponse
@@ -15,7 +16,7 @@ from tenants import actions, finding, usage
 from tenants.access import members, person, private
 from tenants.audit import Actor
 from tenants.forms import KeyForm
-from tenants.models import Key, Project, User
+from tenants.models import Key, Project, Usage, User
 
 WAIT_S = 600
 """How long the page of a new key looks for its first call by itself."""
@@ -62,7 +63,7 @@ def key_make(request: HttpRequest) -> HttpResponse:
         "key": key,
         "secret": secret,
         "model": welcome.example_model(welcome.served(user), project.models_allowed),
-        **_first_call(key),
+        **_latest_call(key, ()),
     }
     return render(request, "tenants/key_made.html", context)
 
@@ -72,14 +73,14 @@ def key_make(request: HttpRequest) -> HttpResponse:
 def key_detail(request: HttpRequest, pk: int) -> HttpResponse:
     user = person(request)
     key = get_object_or_404(Key.objects.visible_to(user).select_related("project__team", "owner"), pk=pk)
-    now = timezone.now()
+    now, calls = timezone.now(), finding.of_key(key)
     context = {
         "key": key,
         "editable": Key.objects.editable_by(user).filter(pk=pk).exists(),
         "today": usage.total(usage.sums_of_today(now).filter(key=key.pk)),
-        "calls": finding.of_key(key, 20),
+        "calls": calls,
         "now": now,
-        **_first_call(key),
+        **_latest_call(key, calls),
     }
     return render(request, "tenants/key_detail.html", context)
 
@@ -89,11 +90,12 @@ def key_detail(request: HttpRequest, pk: int) -> HttpResponse:
 def key_first_call(request: HttpRequest, pk: int) -> HttpResponse:
     """The fragment that waits for the first call of a key."""
     key = get_object_or_404(Key.objects.visible_to(person(request)), pk=pk)
-    return render(request, "tenants/_first_call.html", {"key": key, **_first_call(key)})
+    return render(request, "tenants/_first_call.html", {"key": key, **_latest_call(key, finding.of_key(key))})
 
 
-def _first_call(key: Key) -> dict[str, object]:
-    call = finding.call_of(key)
+def _latest_call(key: Key, calls: Sequence[Usage]) -> dict[str, object]:
+    """`calls`: its latest. The newest of them that was answered, else the newest."""
+    call = next((each for each in calls if each.status < usage.UNANSWERED_FROM), calls[0] if calls else None)
     answered = call is not None and call.status < usage.UNANSWERED_FROM
     age_s = (timezone.now() - key.made_at).total_seconds()
     return {"call": call, "answered": answered, "watching": not answered and age_s < WAIT_S}

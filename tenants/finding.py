@@ -163,16 +163,9 @@ def find(wanted: Wanted, *, before: str = "", size: int = PAGE) -> Found:
     return Found(rows, "")
 
 
-def of_key(key: Key, count: int, *, answered: bool = False) -> tuple[Usage, ...]:
+def of_key(key: Key, count: int = 20) -> tuple[Usage, ...]:
     """Its latest requests, at most so many, as far back as one page looks."""
-    wanted = Wanted(projects=(key.project_id,), key=key.pk, result="ok" if answered else "")
-    return find(wanted, size=count).rows
-
-
-def call_of(key: Key) -> Usage | None:
-    """The latest answered call of a key, else its latest other one, else None."""
-    found = of_key(key, 1, answered=True) or of_key(key, 1)
-    return found[0] if found else None
+    return find(Wanted(projects=(key.project_id,), key=key.pk), size=count).rows
 
 
 def by_id(user: User, text: str) -> tuple[Usage, ...]:

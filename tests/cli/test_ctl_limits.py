@@ -95,11 +95,8 @@ def test_prices_are_set_listed_and_removed(llmgw: Ctl, key: Key) -> None:
     ("option", "text", "said"),
     [
         ("--input", "x", "is no amount of money. Write one such as 0.15"),
-        ("--input", "-1", "is no amount of money"),
         ("--output", "NaN", "is no amount of money"),
-        ("--output", "1e10", "is no amount of money"),
         ("--cached-input", "0,15", "is no amount of money"),
-        ("--request", "0.000000001", "is no amount of money"),
         ("--from", "soon", "is no time. Write one such as 2027-01-31T00:00:00Z."),
     ],
 )

@@ -146,6 +146,8 @@ def test_the_first_call_is_waited_for_told_and_then_left_alone(client: Client, b
     answered = text_of(client, url)
     assert "Latest answer: 20 tokens, 285 ms" in answered
     assert "hx-get" not in answered
+    rows.make_usage(1, key=key, status=429)
+    assert "Latest answer: 20 tokens, 285 ms" in text_of(client, url)
 
 
 def test_unknown_tokens_of_the_first_call_are_a_dash(client: Client, bob: User) -> None:

@@ -194,6 +194,7 @@ async def test_waiting_bodies_take_no_more_memory_than_they_may(start: Start, en
         tasks = await queue_up(gateway, [("first", KEY), ("second", KEY)])
         response = await gateway.chat({"user": "surplus", "padding": "x" * 2000})
         assert (response.status_code, code(response)) == (503, "engine_busy")
+        assert "take 2,000 bytes, as many as may" in response.json()["error"]["message"]
         tasks += await queue_up(gateway, [("small", KEY)])
         gate.open()
         assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}

@@ -119,15 +119,10 @@ def test_what_ended_within_a_rounding_of_a_quarters_end_is_found() -> None:
 
 
 @pytest.mark.django_db
-def test_a_keys_call_is_its_latest_that_was_answered_or_its_latest() -> None:
+def test_a_keys_latest_requests_are_its_own_and_no_more_than_asked_for() -> None:
     key, _ = factories.make_key()
-    assert finding.call_of(key) is None
-    rows.make_usage(1, key=key, request_id="failed", status=400, ended=NOON - timedelta(hours=9))
-    failed = finding.call_of(key)
-    assert failed is not None
-    assert failed.request_id == "failed"
-    rows.make_usage(2, key=key, ended=NOON - timedelta(hours=1))
-    rows.make_usage(1, key=key, request_id="refused", status=429, ended=NOON)
-    answered = finding.call_of(key)
-    assert answered is not None
-    assert answered.at == NOON - timedelta(hours=1)
+    other, _ = factories.make_key(project=key.project)
+    rows.make_usage(3, key=key, ended=NOON - timedelta(hours=9))
+    rows.make_usage(2, key=other, ended=NOON)
+    assert [row.key_id for row in finding.of_key(key)] == [key.pk] * 3
+    assert [row.at for row in finding.of_key(key, 1)] == [NOON - timedelta(hours=9)]
