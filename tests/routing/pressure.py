@@ -153,8 +153,12 @@ WAYS: dict[str, Way] = {
     "client leaves mid-stream": _leaves_mid_stream,
     "client leaves while it sends": _leaves_while_it_sends,
 }
-"""Ways in which a request ends; with a model `down` on a port where nothing listens and a short limit for the first
-byte."""
+"""Ways in which a request ends; with a model `down` on a port where nothing listens, and `first_byte_s`."""
+
+
+def first_byte_s(way: str) -> float:
+    """The limit for the first byte: short where it is to pass, and where it is not too long for any machine to pass."""
+    return 0.3 if way == "engine silent" else 60.0
 
 
 async def queue_up(

@@ -26,7 +26,7 @@ from tests.routing.gateways import (
     key_of,
     raw_chat,
 )
-from tests.routing.pressure import WAYS, Gate, admission, at_rest, leave, queue_up
+from tests.routing.pressure import WAYS, Gate, admission, at_rest, first_byte_s, leave, queue_up
 from tests.services import free_port
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import DONE, TOKEN, MockEngine
@@ -274,7 +274,7 @@ async def test_after_fifty_requests_that_end_so_every_place_is_free(
     monkeypatch.setattr(ejection, "FAILURES", 1000)  # or most of them would not reach the engine
     nowhere = endpoint(free_port(), "down-1", "down")
     serves = endpoint(engine.port, slots=10)
-    async with start(contents(serves, nowhere), first_byte_timeout_s=0.3, attempts=1) as gateway:
+    async with start(contents(serves, nowhere), first_byte_timeout_s=first_byte_s(way), attempts=1) as gateway:
         for _ in range(5):
             await asyncio.gather(*(WAYS[way](gateway, engine, KEY) for _ in range(10)))
         await at_rest(gateway)
