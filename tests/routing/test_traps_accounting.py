@@ -26,7 +26,7 @@ from tenants.money import Price
 from tests.bench.rig import ROOT, free_port
 from tests.routing.conftest import Start
 from tests.routing.gateways import CHAT, KEY, code, contents, endpoint, eventually, grant
-from tests.routing.pressure import WAYS, Gate, at_rest
+from tests.routing.pressure import WAYS, Gate, at_rest, first_byte_s
 from tests.routing.test_process import environment, process, ready, seed
 from tests.stubs import mock_engine
 from tests.stubs.mock_engine import BASE, MockEngine, plain
@@ -43,8 +43,7 @@ async def test_a_key_with_two_slots_has_both_after_fifty_requests_that_end_so(
     down = endpoint(free_port(), "down-1", "down")
     budget = Budget(1, "key", 1, "ci", "tokens", 10**9, "total")
     store = contents(endpoint(engine.port), down, grants=(grant(limits=(TWO,), budgets=(budget,)),))
-    patience_s = 0.1 if way == "engine silent" else 60
-    async with start(store, first_byte_timeout_s=patience_s, attempts=1) as gateway:
+    async with start(store, first_byte_timeout_s=first_byte_s(way), attempts=1) as gateway:
         for _ in range(25):
             await asyncio.gather(*(WAYS[way](gateway, engine, KEY) for _ in range(2)))
             await gateway.quiet()
