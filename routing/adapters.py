@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from llmgw.core.ending import end
 from routing import lora, openai
 from routing.failures import Broken, Full, Silent, UpstreamError
 from routing.lora import Adapter, Attached, Cooling, Holdings, Room, Use
@@ -139,9 +140,7 @@ class Adapters(Generic[P]):
         return await answer
 
     async def close(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     # --- one load ----------------------------------------------------------------------------------------------------
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from django.db import Error as StoreError
 
 from llmgw.core.doorbell import TABLE, Listener
+from llmgw.core.ending import end
 from routing import measures
 from routing.journal import Batch
 from routing.plane import Plane
@@ -87,9 +88,7 @@ class Loops:
 
     async def stop(self) -> None:
         """End the loops, hand over what the journal holds, close every connection. Bounded by the store's timeouts."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self._guard("usage", self.flush(last=True))
         if self.plane.share is not None:
             await self.plane.share.stop()

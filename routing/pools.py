@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from math import inf
 from typing import Final, cast
 
+from llmgw.core.ending import end
 from routing.dialing import Line
 from routing.failures import Broken, ConnectFailed, Full, UpstreamError
 from routing.heads import Known
@@ -106,14 +107,12 @@ class Pool:
 
     async def close(self) -> None:
         opening = tuple(self._opening.values())
-        for task in opening:
-            task.cancel()
         for connection in tuple(self._all):
             connection.idle = False
             connection.fail(Broken("the gateway stops"))
         self._idle.clear()
         self._all.clear()
-        await asyncio.gather(*opening, return_exceptions=True)
+        await end(opening)
 
 
 class Pools:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from llmgw.core.ending import end
 from routing import measures
 from routing.leases import LEASE_S, SHORT_S, TICK_S, Answer, Lease, Said
 from routing.limits import Account, Hold, Limiter, Meter
@@ -83,8 +84,7 @@ class Share:
     async def stop(self) -> None:
         """Give back what is not in use. Bounded by CALL_S a call."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         if self._joined:
             with contextlib.suppress(*self._unreachable):
                 await self._say(self._active, leaving=True)

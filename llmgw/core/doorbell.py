@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 from django.db import transaction
 
+from llmgw.core.ending import end
 from llmgw.core.models import Revision
 from llmgw.core.outages import Outage
 
@@ -150,8 +151,7 @@ async def relayed() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        relay.cancel()
-        await asyncio.wait([relay])
+        await end([relay])
 
 
 async def relay_redis() -> None:

@@ -383,6 +383,7 @@ def test_a_store_that_no_pass_can_use_is_said_in_one_line_and_in_one_when_it_is_
 
     tasks.reconcile()
     caplog.set_level("INFO")
+    caplog.clear()  # of what an earlier failure's end has said
     monkeypatch.setattr(passes, "run_pass", fail)
     lease.acquire(lease.LEADER, ttl_s=60)
     for _ in range(3):

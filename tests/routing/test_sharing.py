@@ -528,3 +528,20 @@ async def test_a_failure_that_nobody_foresaw_is_said_and_sharing_goes_on(
 
 def test_a_share_that_never_started_stops() -> None:
     asyncio.run(Share("redis://127.0.0.1:1/0").stop())
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_sharing_stops_at_whatever_step_of_a_talk_with_redis_it_is_told_to(url: str, steps: int) -> None:
+    """With Python 3.11 a cancellation is lost as Redis has just been written to."""
+    gateway = Gateway(url)
+    adopt(gateway.limiter, b2=1000)
+    await gateway.share.start(gateway.limiter)
+    hold = await gateway.reserve("some money")
+    hold.settle(1, 2000, time.monotonic())
+    waiting = asyncio.create_task(gateway.reserve("some money"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await gateway.share.stop()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
