@@ -298,7 +298,7 @@ def _used(ended: Ended, currency: str) -> Iterator[str]:
     if ended.cost is not None:
         yield f"It cost {text(ended.cost, currency)}." if ended.cost else "It cost nothing."
     elif read_ or written:
-        yield f"It counts against no budget of money: model {ended.model} has no price."
+        yield f"It counts against no budget of money: model {ended.model} had no price then."
 
 
 def _tokens(count: int | None) -> str:

@@ -44,7 +44,7 @@ def test_a_plain_request_is_told_from_what_it_asked_for_to_what_it_used() -> Non
         "Only smollm2-1 could take it.",
         "It was answered by smollm2-1 on node1 in 285 ms (HTTP 200).",
         "It read 12 tokens and wrote 20.",
-        "It counts against no budget of money: model smollm2 has no price.",
+        "It counts against no budget of money: model smollm2 had no price then.",
     )
 
 
